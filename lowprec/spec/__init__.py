@@ -1,0 +1,47 @@
+"""What things are: frozen, validated, without torch or numpy."""
+
+from lowprec.spec.base import Spec, digest
+from lowprec.spec.block import BlockFormat
+from lowprec.spec.facts import Facts
+from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat
+from lowprec.spec.load import (
+    list_formats,
+    load_facts,
+    load_format,
+    load_quantizer,
+    load_recipe,
+    read_toml,
+)
+from lowprec.spec.projection import Projection
+from lowprec.spec.quantizer import Quantizer
+from lowprec.spec.recipe import Recipe, Rule
+from lowprec.spec.record import Metric, Record
+from lowprec.spec.workload import Attention, Embedding, Matmul, Vector, Workload
+
+__all__ = [
+    "Attention",
+    "BlockFormat",
+    "CodebookFormat",
+    "Embedding",
+    "Facts",
+    "FloatFormat",
+    "Format",
+    "IntFormat",
+    "Matmul",
+    "Metric",
+    "Projection",
+    "Quantizer",
+    "Recipe",
+    "Record",
+    "Rule",
+    "Spec",
+    "Vector",
+    "Workload",
+    "digest",
+    "list_formats",
+    "load_facts",
+    "load_format",
+    "load_quantizer",
+    "load_recipe",
+    "read_toml",
+]

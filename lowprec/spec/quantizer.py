@@ -1,0 +1,62 @@
+"""Quantizer: a format, the rule that chooses its scales, and the projection onto its elements."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from pydantic import model_validator
+
+from lowprec.spec.base import Spec
+from lowprec.spec.block import BlockFormat
+from lowprec.spec.format import CodebookFormat, FloatFormat, IntFormat
+from lowprec.spec.projection import Projection
+
+ScaleRule = Literal["cast", "floor", "ceil", "rceil", "even", "amax"]
+RULES: tuple[str, ...] = get_args(ScaleRule)
+POWER_OF_TWO_RULES = ("floor", "ceil", "rceil", "even")
+
+
+class Quantizer(Spec):
+    """How a tensor gets onto a format, spelled ``format/rule/rounding/saturation``.
+
+    With A the largest magnitude of a block (A_T of the tensor), the element format's largest
+    value M, its emax = floor(log2 M), and RN the rounding to float32, the scale s is
+      cast   no scale: the format is scalar
+      floor  2^(floor(log2 A) - emax)                        OCP MX v1.0 section 6.3
+      ceil   2^(ceil(log2 A) - emax)                         torchao ScaleCalculationMode.CEIL
+      even   floor after rounding A to the element's precision, halves up: Quark "even"
+      rceil  2^ceil(log2 RN(A / M))                          NVIDIA, PTX cvt.rp to ue8m0
+      amax   RN(A / M) projected onto the scale format (nearest-even, SatFinite)
+    With a tensor scale, t = RN(A_T / RN(M * scale.max)) first, and amax projects
+    RN(RN(A / M) / t); the block's whole scale is S = RN(s * t), else S = s.
+    An element is the projection of RN(x / S), its value RN(element * S).
+
+    Answers at the ends, the same in oracle and kernels: a power-of-two scale below the scale
+    format's range becomes its smallest value, above it the largest. A = 0 gives the smallest
+    scale under the power-of-two rules and s = 0 under amax (where the format has no zero: its
+    smallest value). S = 0 makes every element zero with its sign. NaN or Inf in a block makes
+    the scale NaN and every value of the block NaN (with a tensor scale: of the tensor).
+    """
+
+    format: FloatFormat | IntFormat | CodebookFormat | BlockFormat
+    rule: ScaleRule
+    projection: Projection = Projection()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Quantizer:
+        block = isinstance(self.format, BlockFormat)
+        if block == (self.rule == "cast"):
+            need = f"one of {', '.join(RULES[1:])}" if block else "'cast', or a granularity"
+            raise ValueError(f"format {self.format.name!r} needs the rule {need}")
+        if isinstance(self.format, BlockFormat) and self.rule in POWER_OF_TWO_RULES:
+            scale = self.format.scale
+            if not (isinstance(scale, FloatFormat) and scale.precision == 1):
+                raise ValueError(
+                    f"rule {self.rule!r} gives powers of two; the scale {scale.name!r} of "
+                    f"{self.format.name!r} needs the rule 'amax'"
+                )
+        return self
+
+    def spell(self) -> str:
+        """The full name, as records hold it: ``mxfp4/floor/nearest-even/SatFinite``."""
+        return f"{self.format.name}/{self.rule}/{self.projection.spell()}"
