@@ -10,7 +10,7 @@ from typing import Any
 
 from lowprec.errors import LowprecError
 from lowprec.spec import list_formats
-from lowprec.spec import load_format as format
+from lowprec.spec import load_format as format  # noqa: A004 - the public name is lp.format
 from lowprec.spec import load_quantizer as quantizer
 from lowprec.spec import load_recipe as recipe
 

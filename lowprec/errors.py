@@ -14,7 +14,7 @@ class LowprecError(ValueError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'mxfp4'?"`` for the nearest of `known`, or all of a short list, or ``""``."""
+    """``"; did you mean 'mxfp4'?"`` for the nearest of `known`; all of a short list; or nothing."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1, cutoff=0.5)
     if near:

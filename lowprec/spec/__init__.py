@@ -2,20 +2,15 @@
 
 from lowprec.spec.base import Spec, digest
 from lowprec.spec.block import BlockFormat
+from lowprec.spec.catalogue import list_formats, load_facts, load_format
 from lowprec.spec.facts import Facts
 from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat
-from lowprec.spec.load import (
-    list_formats,
-    load_facts,
-    load_format,
-    load_quantizer,
-    load_recipe,
-    read_toml,
-)
+from lowprec.spec.load import build, data_dir, read_toml
 from lowprec.spec.projection import Projection
 from lowprec.spec.quantizer import Quantizer
 from lowprec.spec.recipe import Recipe, Rule
 from lowprec.spec.record import Metric, Record
+from lowprec.spec.text import load_quantizer, load_recipe
 from lowprec.spec.workload import Attention, Embedding, Matmul, Vector, Workload
 
 __all__ = [
@@ -37,6 +32,8 @@ __all__ = [
     "Spec",
     "Vector",
     "Workload",
+    "build",
+    "data_dir",
     "digest",
     "list_formats",
     "load_facts",

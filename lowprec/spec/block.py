@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from lowprec.errors import LowprecError
 from lowprec.spec.base import Spec
 from lowprec.spec.format import AnyFormat
 
@@ -58,10 +59,10 @@ class BlockFormat(Spec):
         sizes[axis] = shape[axis] if self.block == "channel" else self.block[-1]
         if not isinstance(self.block, str) and len(self.block) == 2:
             if len(shape) < 2:
-                raise ValueError(
-                    f"{self.name}: tiles of {self.block} need a tensor of rank 2 or more"
+                raise LowprecError(
+                    f"{self.name}: tiles {self.block} need a tensor of rank 2 or more"
                 )
-            sizes[len(shape) - 1 if axis != len(shape) - 1 else len(shape) - 2] = self.block[0]
+            sizes[-1 if axis != len(shape) - 1 else -2] = self.block[0]
         return tuple(-(-n // size) if size else 0 for n, size in zip(shape, sizes, strict=True))
 
     def storage_bits_of(self, shape: tuple[int, ...], axis: int = -1) -> int:

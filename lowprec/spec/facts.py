@@ -23,4 +23,4 @@ class Facts(Spec):
     emax: int | None = None
     bits_per_element: float | None = None
     elements_per_scale: Annotated[int, Field(ge=1)] | None = None
-    codes: dict[CodePoint, float] = {}
+    codes: dict[CodePoint, float] = Field(default_factory=dict)

@@ -46,7 +46,8 @@ class Matmul(Spec):
         if self.experts == 1:
             return 1.0
         tokens = self.m / self.top_k
-        return self.experts * (1.0 - (1.0 - self.top_k / self.experts) ** tokens)
+        idle: float = (1.0 - self.top_k / self.experts) ** tokens
+        return self.experts * (1.0 - idle)
 
 
 class Attention(Spec):

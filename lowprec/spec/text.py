@@ -1,0 +1,120 @@
+"""Quantizers and recipes in one line of text, as records spell them and users type them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lowprec.errors import LowprecError, unknown
+from lowprec.spec.block import BlockFormat
+from lowprec.spec.catalogue import load_format
+from lowprec.spec.format import FloatFormat
+from lowprec.spec.load import build, data_dir, read_toml
+from lowprec.spec.projection import ROUNDINGS, SATURATIONS, Projection
+from lowprec.spec.quantizer import RULES, Quantizer
+from lowprec.spec.recipe import Recipe, Rule
+
+
+def load_quantizer(text: str, where: str = "") -> Quantizer:
+    """A quantizer from ``format/rule[:granularity][/rounding[:bits]][/saturation]``.
+
+    A scalar format alone is a plain cast. A scalar format with a granularity, ``tensor``,
+    ``channel`` or a block length, gets a float32 scale: ``float8_e4m3fn/amax:channel``.
+    """
+    place = where or f"quantizer {text!r}"
+    head, dot, tail = text.partition(".toml/")
+    name, *parts = [head + ".toml", *tail.split("/")] if dot else text.split("/")
+    fmt = load_format(name, place)
+    if not parts and isinstance(fmt, BlockFormat):
+        raise LowprecError(f"{place}: {name!r} needs a scale rule, as in '{name}/{_usual(fmt)}'")
+    rule, colon, granularity = (parts or ["cast"])[0].partition(":")
+    if rule not in RULES:
+        raise unknown("scale rule", rule, RULES, place)
+    if colon:
+        fmt = load_format(f"{name}_{_suffix(granularity, place)}", place)
+    return build(
+        Quantizer, {"format": fmt, "rule": rule, "projection": _projection(parts[1:], place)}, place
+    )
+
+
+def _usual(fmt: BlockFormat) -> str:
+    return "floor" if isinstance(fmt.scale, FloatFormat) and fmt.scale.precision == 1 else "amax"
+
+
+def _suffix(granularity: str, where: str) -> str:
+    if granularity.isdecimal():
+        return f"g{granularity}"
+    if granularity not in ("tensor", "channel"):
+        raise unknown("granularity", granularity, ["tensor", "channel", "a block length"], where)
+    return granularity
+
+
+def _projection(parts: list[str], where: str) -> Projection:
+    data: dict[str, Any] = {}
+    for part in parts:
+        name, colon, bits = part.partition(":")
+        if name in ROUNDINGS and "rounding" not in data:
+            data["rounding"] = name
+            if colon:
+                data["bits"] = int(bits) if bits.isdecimal() else bits
+        elif part in SATURATIONS and "saturation" not in data:
+            data["saturation"] = part
+        else:
+            raise unknown("rounding or saturation", part, (*ROUNDINGS, *SATURATIONS), where)
+    return build(Projection, data, where)
+
+
+def load_recipe(source: str | Path | Mapping[str, Any] | Recipe, where: str = "") -> Recipe:
+    """A recipe from a .toml file, a name under evals/recipes, a dict, or a text.
+
+    The text is ``pattern: operands`` joined by ``;``, with operands ``keep`` or
+    ``weight=QUANTIZER activation=QUANTIZER``; a quantizer alone stands for both operands of every
+    module.
+    """
+    if isinstance(source, Recipe):
+        return source
+    if isinstance(source, Mapping):
+        return _recipe(source, where or "recipe")
+    text = str(source)
+    if text.endswith(".toml") and "=" not in text:
+        return _recipe(read_toml(text), text)
+    if re.fullmatch(r"[\w.+-]+", text):
+        named = data_dir("evals") / "recipes" / f"{text}.toml"
+        if named.is_file():
+            return _recipe(read_toml(named), str(named))
+    if ": " not in text:
+        text = f"*: weight={text} activation={text}"
+    rules = [
+        _text_rule(part.strip(), where or "recipe") for part in text.split(";") if part.strip()
+    ]
+    return _recipe({"name": "text", "rules": rules}, where or "recipe")
+
+
+def _text_rule(text: str, where: str) -> dict[str, Any]:
+    match, _, operands = text.partition(": ")
+    rule: dict[str, Any] = {"match": match}
+    for operand in operands.split():
+        key, equals, value = operand.partition("=")
+        if not equals and operand != "keep":
+            raise LowprecError(f"{where}: {operand!r}: expected keep, weight=... or activation=...")
+        rule[key] = value if equals else True
+    return rule
+
+
+def _recipe(data: Mapping[str, Any], where: str) -> Recipe:
+    data = dict(data)
+    rules = data.get("rules")
+    if isinstance(rules, list | tuple) and all(isinstance(rule, Mapping) for rule in rules):
+        data["rules"] = [_rule(rule, f"{where}: rules.{i}") for i, rule in enumerate(rules)]
+    return build(Recipe, data, where)
+
+
+def _rule(data: Mapping[str, Any], where: str) -> Rule:
+    quantizers = {
+        key: load_quantizer(data[key], f"{where}.{key}")
+        for key in ("weight", "activation")
+        if isinstance(data.get(key), str)
+    }
+    return build(Rule, {**data, **quantizers}, where)
