@@ -26,13 +26,17 @@ class Projection(Spec):
       to-odd         exact values stay; others go to the neighbour whose code is odd
       stochastic     away from zero if floor(fraction * 2^n) + r >= 2^n for n = `bits` random
                      bits r, where fraction is the discarded part in units of the last place
+                     (P3109's StochasticA)
 
     Saturation, for a rounded value beyond the largest finite one, and for Inf and NaN inputs:
       SatFinite      everything beyond, Inf included, becomes the nearest finite value
-      SatPropagate   finite values saturate; Inf stays Inf, and is NaN in a format without Inf
-      OvfInf         IEEE: Inf where rounding goes away from zero, the largest finite value where
-                     it does not (toward-zero, to-odd, up for negatives, down for positives); Inf
-                     stays Inf. In a format without that Inf: NaN
+      SatPropagate   finite values saturate; Inf stays Inf where the format has it, else saturates
+      OvfInf         Inf where rounding goes away from zero, the largest finite value where it does
+                     not: toward-zero, up for negatives, down for positives, and to-odd if the code
+                     of the largest finite value is odd. Inf stays Inf. In a format without Inf the
+                     answer is NaN instead of Inf (OCP OFP8's conversion without saturation)
+    These are the modes of the IEEE P3109 interim report 4.0 (2026), section 4.7.5, where OvfInf is
+    now called SatNone; it differs only for formats without Inf, which P3109 always saturates.
     NaN stays NaN. In a format that has no NaN, an answer of NaN that overflow or Inf asked for is
     the nearest finite value instead, and a NaN input stays NaN in `cast` (it is never turned into
     a number) and is an error in `encode`.
@@ -44,8 +48,8 @@ class Projection(Spec):
     No subnormals: between 0 and the smallest positive value there is nothing, so these two are
     the neighbours. No zero: a positive value below the smallest becomes the smallest; 0 does so
     under SatFinite and SatPropagate and is NaN under OvfInf.
-    Unsigned: a value that rounds to a negative one becomes the smallest value under SatFinite and
-    SatPropagate, NaN under OvfInf (Inf of the wrong sign: NaN under SatPropagate too).
+    Unsigned: a value that rounds to a negative one, or -Inf, becomes the smallest value under
+    SatFinite and SatPropagate, NaN under OvfInf.
     """
 
     rounding: Rounding = "nearest-even"
