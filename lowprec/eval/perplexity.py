@@ -1,0 +1,145 @@
+"""Score a causal language model on windows of tokens, against the unquantized model's answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lowprec.errors import LowprecError
+from lowprec.eval.data import Windows
+from lowprec.eval.fetch import sha256_file
+from lowprec.eval.metrics import TokenScores, compare, join, log_probs, summarize
+
+Progress = Callable[[int, int], None]
+_LOG_PROBS = "baseline.f32"
+_INDEX = "baseline.json"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Log-probabilities of the unquantized model, in a file: float32 [n, L - 1, V], row-major.
+
+    `key` says what computed them; `windows` is the digest of the windows, `sha256` the file's.
+    """
+
+    path: Path
+    shape: tuple[int, int, int]
+    key: str
+    windows: str
+    sha256: str
+
+    def window(self, i: int) -> torch.Tensor:
+        """Log-probabilities [L - 1, V] at the scored tokens of window `i`, read from the file."""
+        _, tokens, vocabulary = self.shape
+        size = tokens * vocabulary
+        data = np.fromfile(self.path, dtype="<f4", count=size, offset=4 * i * size)
+        if data.size != size:
+            raise LowprecError(f"{self.path}: ends within window {i}; remove it and run again")
+        return torch.from_numpy(data.reshape(tokens, vocabulary))
+
+
+def open_baseline(folder: Path, windows: Windows, key: str) -> Baseline | None:
+    """The baseline stored in `folder`, or None where it is not whole or of other windows or key."""
+    try:
+        index = json.loads((folder / _INDEX).read_text())
+        found = Baseline(path=folder / _LOG_PROBS, **index | {"shape": tuple(index["shape"])})
+        whole = found.path.stat().st_size == 4 * int(np.prod(found.shape))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not whole or (found.key, found.windows) != (key, windows.digest):
+        return None
+    return found if sha256_file(found.path) == found.sha256 else None
+
+
+def make_baseline(
+    model: Any, windows: Windows, folder: Path, key: str, progress: Progress | None = None
+) -> Baseline:
+    """The baseline in `folder`: the stored one where it is whole and fits, else computed anew.
+
+    `key` must name everything that the log-probabilities depend on, besides the windows: model
+    digest, type of its numbers, versions. The index is written after the data, and both appear
+    under their names only when complete, so a killed run leaves no baseline rather than half.
+    """
+    if found := open_baseline(folder, windows, key):
+        return found
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / _INDEX).unlink(missing_ok=True)
+    partial = folder / f"{_LOG_PROBS}.{os.getpid()}.partial"
+    sha, shape = hashlib.sha256(), (0, 0)
+    try:
+        with partial.open("wb") as file:
+            for i, logs in enumerate(_all_log_probs(model, windows, progress)):
+                data = logs.cpu().numpy().astype("<f4", copy=False)
+                if i and data.shape != shape:
+                    raise LowprecError(f"window {i}: log-probabilities {data.shape}, not {shape}")
+                shape = data.shape
+                file.write(data)
+                sha.update(data)
+        partial.replace(folder / _LOG_PROBS)
+    finally:
+        partial.unlink(missing_ok=True)
+    index = {"shape": (len(windows.ids), *shape), "key": key}
+    index |= {"windows": windows.digest, "sha256": sha.hexdigest()}
+    written = folder / f"{_INDEX}.{os.getpid()}.partial"
+    written.write_text(json.dumps(index, indent=1))
+    written.replace(folder / _INDEX)
+    return Baseline(path=folder / _LOG_PROBS, **index)
+
+
+def score_windows(
+    model: Any, windows: Windows, baseline: Baseline, progress: Progress | None = None
+) -> TokenScores:
+    """Measures of every scored token, window after window; see `evaluate_windows`."""
+    if baseline.windows != windows.digest:
+        raise LowprecError(f"{baseline.path}: the baseline is of other windows")
+    parts = []
+    for i, logs in enumerate(_all_log_probs(model, windows, progress)):
+        base = baseline.window(i).to(logs.device)
+        if base.shape != logs.shape:
+            raise LowprecError(
+                f"window {i}: {logs.shape[1]} logits per token, {base.shape[1]} in the baseline"
+            )
+        parts.append(compare(base, logs, torch.from_numpy(windows.ids[i, 1:]).to(logs.device)))
+    return join(parts)
+
+
+def evaluate_windows(
+    model: Any, windows: Windows, baseline: Baseline, progress: Progress | None = None
+) -> dict[str, float | int]:
+    """Perplexity, KL divergence and the rest of `metrics.summarize`, as plain numbers.
+
+    `model` is called as ``model(input_ids=ids, use_cache=False)`` with one window [1, L], so that
+    scales taken over a whole activation never depend on which windows share a batch; its
+    answer's `logits` are [1, L, V], float32 or bfloat16. The same model, windows, threads and
+    machine give the same bits. `progress(done, total)` is called after each window. Memory: one
+    window's logits and two copies of its log-probabilities. LowprecError where logits are NaN or
+    Inf, or the model is in training mode.
+    """
+    return summarize(score_windows(model, windows, baseline, progress), windows.clusters)
+
+
+def _all_log_probs(model: Any, windows: Windows, progress: Progress | None) -> Any:
+    """Log-probabilities [L - 1, V] of each window in turn."""
+    if getattr(model, "training", False):
+        raise LowprecError("the model is in training mode; call model.eval() first")
+    for i in range(len(windows.ids)):
+        yield _log_probs(model, windows.ids[i], i)
+        if progress:
+            progress(i + 1, len(windows.ids))
+
+
+@torch.inference_mode()
+def _log_probs(model: Any, ids: np.ndarray, i: int) -> torch.Tensor:
+    tokens = torch.from_numpy(ids)[None].to(getattr(model, "device", "cpu"))
+    logits = model(input_ids=tokens, use_cache=False).logits[0, :-1]
+    if not torch.isfinite(logits).all():
+        raise LowprecError(f"window {i}: the model's logits are not finite")
+    return log_probs(logits)
