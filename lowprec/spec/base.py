@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 class Spec(BaseModel):
     """Frozen and strict: unknown keys and wrong types do not construct."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `type(self).model_validate` of its JSON text gives an equal object."""
