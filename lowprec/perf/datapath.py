@@ -1,0 +1,143 @@
+"""Datapaths: which operands a unit multiplies, at what rate, and which one runs a product."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from lowprec.errors import LowprecError
+from lowprec.perf.quantity import Quantity
+from lowprec.spec import BlockFormat, CodebookFormat, FloatFormat, Format, IntFormat, Spec
+from lowprec.spec.format import AnyFormat
+
+Operand = Format | BlockFormat
+
+
+class Scaling(Spec):
+    """A scale of the format `scale` per `block` elements along K, applied as the unit sums."""
+
+    scale: AnyFormat
+    block: Annotated[int, Field(ge=1)]
+
+
+class Datapath(Spec):
+    """A multiply-accumulate unit. Any of `operands` multiplies any other of them.
+
+    scalings: the block scales that the unit applies itself, one kind per product; an operand
+    without block scales takes scales of one. A scale per tensor or per row of x_MK and w_NK is
+    constant along K and multiplies the finished sum, so every unit takes those.
+    rate: dense FLOP/s (integer operations per second likewise), 1 MAC = 2.
+    """
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=40)]
+    operands: Annotated[tuple[AnyFormat, ...], Field(min_length=1)]
+    scalings: tuple[Scaling, ...] = ()
+    rate: Quantity
+    note: str | None = None
+
+    def takes(self, operand: Operand) -> bool:
+        """Whether the unit decodes the operand's elements, scales aside."""
+        return _encoding(_element(operand)) in {_encoding(fmt) for fmt in self.operands}
+
+    def scales(self, *operands: Operand) -> bool:
+        """Whether one scaling of the unit serves all `operands`."""
+        needed = [need for need in map(_block_scale, operands) if need]
+        return not needed or any(
+            all(_encoding(s.scale) == scale and size % s.block == 0 for scale, size in needed)
+            for s in self.scalings
+        )
+
+    def multiplies(self, a: Operand, b: Operand) -> bool:
+        return self.takes(a) and self.takes(b) and self.scales(a, b)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The datapath that runs a product; if not native, what is converted and why."""
+
+    datapath: Datapath
+    native: bool
+    reason: str
+
+
+def choose(
+    datapaths: Sequence[Datapath], a: Operand, b: Operand, dtype: Format, machine: str
+) -> Choice:
+    """The fastest datapath that multiplies `a` by `b` as stored (of equals the first listed).
+
+    Where there is none, the stated fallback: operands are converted to `dtype`, the type that the
+    model computes in, and run on its datapath. A machine without one is an error that names what
+    it has; no rate is ever borrowed.
+    """
+    native = [path for path in datapaths if path.multiplies(a, b)]
+    if native:
+        best = max(native, key=lambda path: path.rate.value)
+        return Choice(best, True, f"{best.name} multiplies {a.name} by {b.name}")
+    why = _refusal(datapaths, a, b)
+    wide = [path for path in datapaths if path.multiplies(dtype, dtype)]
+    if not wide:
+        known = ", ".join(sorted({fmt.name for path in datapaths for fmt in path.operands}))
+        raise LowprecError(
+            f"machine {machine!r}: {why}, and there is no datapath for {dtype.name} to fall back "
+            f"to; it multiplies {known}"
+        )
+    best = max(wide, key=lambda path: path.rate.value)
+    converted = " and ".join(
+        dict.fromkeys(operand.name for operand in (a, b) if not same_encoding(operand, dtype))
+    )
+    return Choice(best, False, f"{why}: {converted} converted to {dtype.name} for {best.name}")
+
+
+def _refusal(datapaths: Sequence[Datapath], a: Operand, b: Operand) -> str:
+    for operand in (a, b):
+        takers = [path for path in datapaths if path.takes(operand)]
+        if not takers:
+            return f"no datapath takes {_element(operand).name}"
+        if isinstance(operand, BlockFormat) and not any(path.scales(operand) for path in takers):
+            return (
+                f"no datapath for {operand.element.name} applies {operand.scale.name} scales "
+                f"per {operand.block[-1]}"
+            )
+    return f"no datapath takes {a.name} and {b.name} together"
+
+
+def same_encoding(a: Operand, b: Operand) -> bool:
+    """Whether two scalar formats are the same bits with the same meaning, whatever their names."""
+    if isinstance(a, BlockFormat) or isinstance(b, BlockFormat):
+        return a == b
+    return _encoding(a) == _encoding(b)
+
+
+def is_block_scaled(operand: Operand) -> bool:
+    """Whether the scale changes along K, so that it cannot wait for the finished sum."""
+    return _block_scale(operand) is not None
+
+
+def _element(operand: Operand) -> Format:
+    return operand.element if isinstance(operand, BlockFormat) else operand
+
+
+def _block_scale(operand: Operand) -> tuple[tuple[Any, ...], int] | None:
+    if not isinstance(operand, BlockFormat) or isinstance(operand.block, str):
+        return None
+    return _encoding(operand.scale), operand.block[-1]
+
+
+def _encoding(fmt: Format) -> tuple[Any, ...]:
+    """What a decoder sees of a format: not its name, and of an integer neither its constant
+    power of two, which multiplies the finished sum, nor whether one code stays unused."""
+    match fmt:
+        case FloatFormat():
+            special = (fmt.subnormals, fmt.zero, fmt.infinity, fmt.nan)
+            return ("float", fmt.bits, fmt.precision, fmt.bias, fmt.signed, *special)
+        case IntFormat():
+            return ("int", fmt.bits, fmt.signed)
+        case CodebookFormat():
+            signs = tuple(math.copysign(1, v) for v in fmt.values)
+            return ("codebook", fmt.bits, tuple(map(repr, fmt.values)), signs)
+        case _:
+            raise TypeError(f"no scalar format: {fmt!r}")
