@@ -84,8 +84,10 @@ def machine(name: str | Path) -> Machine:
     text = str(name)
     if text.endswith(".toml"):
         return _file(Path(text))
-    if text not in list_machines():
-        raise unknown("machine", text, list_machines())
+    names = list_machines()
+    if text not in names:
+        # "h100" means h100_sxm and not h200, which has more letters in common.
+        raise unknown("machine", text, [n for n in names if n.startswith(text)] or names)
     return _built_in(text)
 
 
