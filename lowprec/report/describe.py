@@ -1,0 +1,60 @@
+"""A format as plain data, for `lowprec formats`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lowprec.exact import value_table
+from lowprec.spec import BlockFormat, FloatFormat, Format, list_formats, load_facts
+
+
+def format_row(fmt: Format | BlockFormat) -> dict[str, Any]:
+    """A format's line in the list of all."""
+    if isinstance(fmt, BlockFormat):
+        block = fmt.block if isinstance(fmt.block, str) else "x".join(map(str, fmt.block))
+        element = fmt.element
+        return {
+            "name": fmt.name,
+            "bits": fmt.bits_per_element,
+            "kind": f"block {block}",
+            "max": float(element.max),
+            "element": element.name,
+            "scale": fmt.scale.name,
+        }
+    kind = getattr(fmt, "kind", "")
+    return {"name": fmt.name, "bits": fmt.bits, "kind": kind, "max": float(fmt.max)}
+
+
+def describe(fmt: Format | BlockFormat) -> dict[str, Any]:
+    """A format as plain data: parameters, derived facts, source, and the values of a scalar
+    format of at most 8 bits as [code point, value] pairs."""
+    data = {key: value for key, value in fmt.to_json().items() if key != "values"}
+    if isinstance(fmt, BlockFormat):
+        parts = ("element", "scale", "tensor_scale")
+        data |= {part: data[part]["name"] if data[part] else None for part in parts}
+        element = fmt.element
+        data["bits_per_element"] = fmt.bits_per_element
+    else:
+        element = fmt
+    data |= {"max": float(element.max), "min": float(element.min), "emax": element.emax}
+    if isinstance(element, FloatFormat):
+        data |= {
+            "emin": element.emin,
+            "min_normal": float(element.min_normal_exact),
+            "min_positive": float(element.min_positive_exact),
+        }
+    data |= {"digest": fmt.digest, "source": _source(fmt.name)}
+    if element.bits <= 8:
+        digits = -(-element.bits // 4)
+        table = enumerate(value_table(element))
+        data["values"] = [[f"0x{code:0{digits}x}", _number(value)] for code, value in table]
+    return data
+
+
+def _source(name: str) -> str | None:
+    return load_facts(name).source if name in list_formats() else None
+
+
+def _number(value: Any) -> float | str:
+    number = float(value)
+    return number if number == number and abs(number) != float("inf") else str(number)

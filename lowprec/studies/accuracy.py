@@ -1,0 +1,141 @@
+"""Accuracy cells: each recipe on the study's model and text, against the unquantized model."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from lowprec.eval import (
+    Baseline,
+    LoadedModel,
+    Text,
+    Windows,
+    cut,
+    evaluate_windows,
+    load_model,
+    load_text,
+    make_baseline,
+)
+from lowprec.eval.sqnr import layer_sqnr
+from lowprec.nn import coverage, unwrap, wrap
+from lowprec.spec.base import digest
+from lowprec.spec.recipe import Recipe
+from lowprec.spec.record import Metric, Record
+from lowprec.studies.code import ACCURACY, code_digest
+from lowprec.studies.progress import Progress
+from lowprec.studies.recipes import format_digests
+from lowprec.studies.store import Store
+from lowprec.studies.study import Accuracy, NamedRecipe
+
+PLAIN = ("kl_median", "kl_p99", "kl_p999", "kl_max")
+
+
+@dataclass
+class Bench:
+    """The loaded model and text that every recipe is measured on."""
+
+    asked: Accuracy
+    seed: int
+    loaded: LoadedModel
+    text: Text
+    windows: Windows
+    store: Store
+    progress: Progress
+
+    def subject(self, recipe: Recipe) -> dict[str, Any]:
+        """All that determines a cell; see `Record`."""
+        return {
+            "model": {"name": self.loaded.name, "digest": self.loaded.digest},
+            "text": {"name": self.text.name, "digest": self.text.digest},
+            "windows": self.windows.digest,
+            "protocol": {"length": self.asked.length, "windows": self.asked.windows},
+            "recipe": recipe.spell(),
+            "formats": format_digests(recipe),
+            "seed": self.seed,
+            "code": code_digest(ACCURACY),
+        }
+
+    @cached_property
+    def baseline(self) -> Baseline:
+        """The unquantized model's answers, computed once and kept beside the cells."""
+        key = digest([self.loaded.digest, code_digest(ACCURACY), environment()])
+        with self.progress.task("unquantized model") as update:
+            return make_baseline(
+                self.loaded.model, self.windows, self.store.folder / "baseline", key, update
+            )
+
+    def measure(self, named: NamedRecipe) -> Record:
+        """The record of one recipe; the model is as before when this returns or raises."""
+        model, baseline = self.loaded.model, self.baseline
+        first = torch.from_numpy(self.windows.ids[:1])
+        torch.manual_seed(self.seed)
+        layers = layer_sqnr(model, named.recipe, first)
+        try:
+            wrapped = wrap(model, named.recipe)
+            with self.progress.task(named.name) as update:
+                result = evaluate_windows(wrapped, self.windows, baseline, update)
+            covered = coverage(wrapped)
+        finally:
+            unwrap(model)
+        return Record(
+            kind="accuracy",
+            subject=self.subject(named.recipe),
+            metrics=metrics(result),
+            details={
+                "intervals": intervals(result),
+                "coverage": covered.to_json(),
+                "layers": layers,
+                "tokens": result["n_tokens"],
+                "clusters": result["n_clusters"],
+            },
+            environment=environment(),
+        )
+
+
+def load_bench(asked: Accuracy, seed: int, where: str, store: Store, progress: Progress) -> Bench:
+    """Load the model and the text and cut the windows; LowprecError where one is not to be had."""
+    with progress.task(f"loading {asked.model}"):
+        loaded = load_model(asked.model, say=progress.say, where=f"{where}: accuracy.model")
+    with progress.task(f"loading {asked.text}"):
+        text = load_text(asked.text, say=progress.say, where=f"{where}: accuracy.text")
+        windows = cut(text, loaded.tokenizer, asked.length, asked.windows)
+    return Bench(asked, seed, loaded, text, windows, store, progress)
+
+
+def measured(result: dict[str, float | int]) -> Iterator[str]:
+    """The names in an evaluation's result that come with a standard error."""
+    return (name for name in result if f"{name}_se" in result)
+
+
+def metrics(result: dict[str, float | int]) -> dict[str, Metric]:
+    """An evaluation's plain numbers as metrics."""
+    found = {
+        name: Metric(value=float(result[name]), se=float(result[f"{name}_se"]))
+        for name in measured(result)
+    }
+    return found | {name: Metric(value=float(result[name])) for name in PLAIN}
+
+
+def intervals(result: dict[str, float | int]) -> dict[str, list[float]]:
+    """The ends of the 95 % intervals, by metric."""
+    return {
+        name: [float(result[f"{name}_low"]), float(result[f"{name}_high"])]
+        for name in measured(result)
+    }
+
+
+def environment() -> dict[str, str]:
+    """Versions and threads: they may move the last bits, and name no cell."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        "threads": str(torch.get_num_threads()),
+        "machine": platform.machine(),
+    }

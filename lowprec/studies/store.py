@@ -1,0 +1,106 @@
+"""Records on disk: one file per cell, named by its digest, whole or not there at all."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from lowprec.errors import LowprecError
+from lowprec.spec.record import Record
+
+
+class Store:
+    """The folder of a study: ``cells/<digest>.json`` and, beside the records, ``timings.jsonl``.
+
+    A cell's file appears by an atomic rename of a synced file, so that a process killed at any
+    moment leaves it whole or absent; what is read is validated all the same.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.cells = folder / "cells"
+        self.corrupt: list[Path] = []
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder alone; LowprecError where another process does. The kernel frees the
+        lock of a process that dies."""
+        try:
+            self.cells.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / ".lock").open("a")
+        except OSError as error:
+            raise LowprecError(f"{self.folder}: {error.strerror}") from None
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise LowprecError(
+                    f"{self.folder}: another study is running there; wait for it, or name "
+                    "another folder"
+                ) from None
+            for leftover in self.folder.glob("**/.writing-*"):
+                leftover.unlink()
+            yield
+
+    def path(self, name: str) -> Path:
+        return self.cells / f"{name}.json"
+
+    def read(self, name: str) -> Record | None:
+        """The record of a cell, or None where it has to be computed. A file that is not exactly
+        the record that its name says joins `corrupt` and counts as not there."""
+        path = self.path(name)
+        try:
+            text = path.read_text()
+            record = Record.model_validate_json(text)
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError, ValidationError):
+            record = None
+        if record is None or record.name != name or text != dump(record):
+            self.corrupt.append(path)
+            return None
+        return record
+
+    def write(self, record: Record) -> None:
+        write_atomically(self.path(record.name), dump(record))
+
+    def time(self, name: str, seconds: float) -> None:
+        """Note how long a cell took, apart from the records, which are free of wall time."""
+        line = {"cell": name, "seconds": round(seconds, 3), "at": int(time.time())}
+        with (self.folder / "timings.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def dump(record: Record) -> str:
+    """The one text of a record: equal records are equal bytes. NaN and Inf are by name."""
+    return json.dumps(record.model_dump(mode="python"), sort_keys=True, indent=1) + "\n"
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a synced temporary file in the same folder and rename it to `path`."""
+    data = content.encode() if isinstance(content, str) else content
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,145 @@
+"""The study file: which model, text, recipes, machines and workloads span the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from lowprec.errors import LowprecError
+from lowprec.spec.base import Spec
+from lowprec.spec.load import build, read_toml
+from lowprec.spec.recipe import Recipe
+from lowprec.spec.text import load_recipe
+
+Name = Annotated[str, Field(min_length=1, max_length=400)]
+Size = Annotated[int, Field(ge=1, le=1 << 24)]
+
+
+class Accuracy(Spec):
+    """What the recipes are measured on: `windows` disjoint windows of `length` tokens of `text`.
+
+    model: a shipped model's name, a folder, or a Hugging Face id; it runs in float32, and that
+    unquantized run is the reference of every paired difference. text: a shipped text's name or a
+    file.
+    """
+
+    model: Name
+    text: Name
+    length: Annotated[int, Field(ge=2, le=1 << 20)]
+    windows: Annotated[int, Field(ge=2, le=1 << 20)]
+
+
+class WorkloadGrid(Spec):
+    """Forward passes of `tokens` new tokens per sequence behind `context` cached ones, one for
+    each of the batch sizes in `batch`."""
+
+    phase: Literal["prefill", "decode"]
+    batch: Annotated[tuple[Size, ...], Field(min_length=1)]
+    tokens: Size = 1
+    context: Annotated[int, Field(ge=0, le=1 << 24)] = 0
+
+    @model_validator(mode="after")
+    def _possible(self) -> WorkloadGrid:
+        if self.phase == "decode" and self.context == 0:
+            raise ValueError("phase 'decode' needs a context of 1 token or more")
+        return self
+
+
+class Throughput(Spec):
+    """What the recipes are priced on. models: names under evals/models or evals/configs, folders,
+    config.json files or Hugging Face ids; no weights are needed."""
+
+    models: Annotated[tuple[Name, ...], Field(min_length=1)]
+    machines: Annotated[tuple[Name, ...], Field(min_length=1)]
+    workloads: Annotated[tuple[WorkloadGrid, ...], Field(min_length=1)]
+
+
+class NamedRecipe(Spec):
+    """A recipe and the name it has in tables and charts; the name changes no record."""
+
+    name: Annotated[str, Field(min_length=1, max_length=60, pattern=r"^\S(.*\S)?$")]
+    recipe: Recipe
+
+
+class Study(Spec):
+    """A grid: every recipe on [accuracy], and every recipe, model, machine and workload of
+    [throughput]. At least one of the two."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=80)]
+    title: str = ""
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    recipes: Annotated[tuple[NamedRecipe, ...], Field(min_length=1)]
+    accuracy: Accuracy | None = None
+    throughput: Throughput | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> Study:
+        if self.accuracy is None and self.throughput is None:
+            raise ValueError("a study needs [accuracy] or [throughput]")
+        tables = self.throughput
+        for key, values in (
+            ("recipes", [r.name for r in self.recipes]),
+            ("throughput.models", list(tables.models) if tables else []),
+            ("throughput.machines", list(tables.machines) if tables else []),
+        ):
+            twice = next((v for i, v in enumerate(values) if v in values[:i]), None)
+            if twice is not None:
+                raise ValueError(f"{key}: {twice!r} stands there twice")
+        return self
+
+
+def load_study(path: str | Path) -> Study:
+    """The study in a TOML file; LowprecError names file and key.
+
+    Its [[recipes]] have a name and a recipe as `load_recipe` takes it: text, a shipped name, a
+    table, or a .toml file. Paths in the file are relative to its folder.
+    """
+    path = Path(path)
+    data = read_toml(path)
+    entries = data.get("recipes")
+    if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
+        data["recipes"] = [
+            _recipe(entry, f"{path}: recipes.{i}", path.parent) for i, entry in enumerate(entries)
+        ]
+    study = build(Study, data, str(path))
+    return study.model_copy(update=_anchored(study, path.parent))
+
+
+def _recipe(entry: Mapping[str, Any], where: str, folder: Path) -> dict[str, Any]:
+    source = entry.get("recipe")
+    if isinstance(source, str | dict):
+        if isinstance(source, str):
+            source = _path(source, folder)
+        return {**entry, "recipe": load_recipe(source, f"{where}.recipe")}
+    if source is not None:
+        raise LowprecError(f"{where}.recipe: expected a text, a .toml file or a table")
+    return dict(entry)
+
+
+def _anchored(study: Study, folder: Path) -> dict[str, Any]:
+    """The parts that name files, with those that lie beside the study as full paths."""
+    changed: dict[str, Any] = {}
+    if study.accuracy:
+        a = study.accuracy
+        changed["accuracy"] = a.model_copy(
+            update={"model": _path(a.model, folder), "text": _path(a.text, folder)}
+        )
+    if study.throughput:
+        t = study.throughput
+        changed["throughput"] = t.model_copy(
+            update={"models": _paths(t.models, folder), "machines": _paths(t.machines, folder)}
+        )
+    return changed
+
+
+def _paths(names: Sequence[str], folder: Path) -> tuple[str, ...]:
+    return tuple(_path(name, folder) for name in names)
+
+
+def _path(name: str, folder: Path) -> str:
+    """`name` as a path from `folder` where such a file is there, else as it is."""
+    looks_like_path = ("/" in name or "." in name) and not set(name) & set(" :;=\0")
+    return str(folder / name) if looks_like_path and (folder / name).exists() else name

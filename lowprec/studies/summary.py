@@ -1,0 +1,205 @@
+"""From records to what people read: the report's content, the closing table, the manifest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lowprec.perf import Machine, Quantity
+from lowprec.report import Candidate, Price, Report, Source
+from lowprec.spec.base import Spec
+from lowprec.spec.record import Record
+from lowprec.studies.pareto import pareto
+from lowprec.studies.study import Study
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A throughput record and what it is called in the study."""
+
+    recipe: str
+    model: str
+    machine: str
+    record: Record
+
+
+def build_report(
+    plan: Study, accuracy: Sequence[Record], priced: Sequence[Priced], machines: Sequence[Machine]
+) -> Report:
+    """All that the report shows. The chart opens with the first model, machine and workload."""
+    records = accuracy or [None] * len(plan.recipes)
+    candidates = tuple(
+        Candidate(named.name, named.recipe, record)
+        for named, record in zip(plan.recipes, records, strict=True)
+    )
+    prices = _prices(candidates, priced)
+    return Report(
+        title=plan.title or plan.name,
+        candidates=candidates,
+        prices=prices,
+        sources=tuple(source for each in machines for source in _sources(each)),
+        shown=(prices[0].model, prices[0].machine, prices[0].workload) if prices else None,
+        protocol=_protocol(plan, accuracy, priced),
+        digests=_digests(plan, accuracy, priced),
+    )
+
+
+def rows(result: Report, machines: int = 4) -> list[dict[str, Any]]:
+    """The closing table: one plain row per recipe, with the tokens per second of the first
+    `machines` machines for the model and the workload that the chart opens with."""
+    model, _, workload = result.shown or ("", "", "")
+    speeds: dict[str, dict[str, float]] = {}
+    for p in result.prices:
+        if (p.model, p.workload) == (model, workload):
+            speeds.setdefault(p.candidate, {})[p.machine] = p.tokens_per_second
+    found = []
+    for c in result.candidates:
+        row: dict[str, Any] = {"recipe": c.name, "bits": list(c.bits)}
+        for key in ("dnll", "kl", "top1", "ppl"):
+            metric = c.metric(key)
+            if metric:
+                row[key] = {"value": metric.value, "se": metric.se, "interval": c.interval(key)}
+        some = list(speeds.get(c.name, {}).items())[:machines]
+        found.append(row | {"tokens_per_second": dict(some)})
+    return found
+
+
+def _prices(candidates: Sequence[Candidate], priced: Sequence[Priced]) -> tuple[Price, ...]:
+    losses = {c.name: {key: _value(c, key) for key in ("kl", "dnll")} for c in candidates}
+    groups: dict[tuple[str, str, str], list[tuple[Priced, dict[str, Any]]]] = {}
+    for each in priced:
+        for line in each.record.details["workloads"]:
+            groups.setdefault((each.model, each.machine, line["workload"]), []).append((each, line))
+    found = []
+    for (model, machine, workload), members in groups.items():
+        speeds = [line["tokens_per_second_per_chip"] for _, line in members]
+        fronts = [
+            pareto(
+                [
+                    (losses[each.recipe][key], s)
+                    for (each, _), s in zip(members, speeds, strict=True)
+                ]
+            )
+            for key in ("kl", "dnll")
+        ]
+        for (each, line), speed, on_kl, on_dnll in zip(members, speeds, *fronts, strict=True):
+            native = not line["fallbacks"]
+            found.append(
+                Price(
+                    each.recipe,
+                    model,
+                    machine,
+                    workload,
+                    speed,
+                    line["chips"],
+                    line["bound"],
+                    native,
+                    on_kl,
+                    on_dnll,
+                )
+            )
+    return tuple(found)
+
+
+def _value(candidate: Candidate, key: str) -> float:
+    metric = candidate.metric(key)
+    return metric.value if metric else float("nan")
+
+
+def _sources(machine: Machine) -> Iterator[Source]:
+    """Every figure of a machine, with where it was read and what other sources say."""
+    for key, quantity in _quantities(machine, ""):
+        said = "; ".join(f"{c.value:.6g}: {c.source}" for c in quantity.disputed)
+        parts = [quantity.source, quantity.note or "", f"disputed: {said}" if said else ""]
+        text = " · ".join(part for part in parts if part)
+        yield Source(machine.name, key, f"{quantity.value:.6g}", quantity.kind, text)
+
+
+def _quantities(spec: Any, key: str) -> Iterator[tuple[str, Quantity]]:
+    if isinstance(spec, Quantity):
+        yield key, spec
+    elif isinstance(spec, Spec):
+        for name in type(spec).model_fields:
+            yield from _quantities(getattr(spec, name), f"{key}.{name}" if key else name)
+    elif isinstance(spec, tuple):
+        for i, each in enumerate(spec):
+            yield from _quantities(each, f"{key}.{getattr(each, 'name', i)}")
+
+
+def _protocol(
+    plan: Study, accuracy: Sequence[Record], priced: Sequence[Priced]
+) -> tuple[tuple[str, str], ...]:
+    lines: list[tuple[str, str]] = []
+    if accuracy and plan.accuracy:
+        details, subject = accuracy[0].details, accuracy[0].subject
+        lines += [
+            (
+                "Model and text",
+                f"{subject['model']['name']} in float32 on {plan.accuracy.windows} disjoint windows "
+                f"of {plan.accuracy.length} tokens of {subject['text']['name']}: "
+                f"{details['tokens']} scored tokens in {details['clusters']} clusters. All tokens "
+                "of a window but its first are scored.",
+            ),
+            (
+                "Emulation",
+                "Operands are put on the values of their formats exactly as the recipe says; "
+                "products and sums are those of float32. What a recipe keeps runs in float32. No "
+                "calibration, no error compensation: weights are rounded directly.",
+            ),
+            (
+                "Statistics",
+                "KL(P || Q) over the whole vocabulary, P the unquantized model; ΔNLL is the paired "
+                "difference on the same tokens. Standard errors are cluster-robust over "
+                "documents, or windows in a text of one document; intervals are 95 % of Student's t. "
+                "They cover the choice of tokens, not of the model or the kind of text.",
+            ),
+        ]
+    if priced:
+        notes = [n for p in priced for line in p.record.details["workloads"] for n in line["notes"]]
+        lines += [
+            (
+                "Throughput",
+                "A roofline of every operation recorded from the model: datasheet rates and "
+                "bandwidths, "
+                f"calibration: {priced[0].record.details['calibration']}. Not validated against "
+                "measurements here: read it as a bound and compare formats, not chips' software.",
+            ),
+            ("Notes of the model", " · ".join(dict.fromkeys(notes))),
+        ]
+    return tuple(lines)
+
+
+def _digests(
+    plan: Study, accuracy: Sequence[Record], priced: Sequence[Priced]
+) -> tuple[tuple[str, str], ...]:
+    found: dict[str, str] = {"study": plan.digest, "seed": str(plan.seed)}
+    for record in accuracy:
+        subject = record.subject
+        found[f"model {subject['model']['name']}"] = subject["model"]["digest"]
+        found[f"text {subject['text']['name']}"] = subject["text"]["digest"]
+        found["windows"] = subject["windows"]
+        found["code of the accuracy half"] = subject["code"]
+        found |= {f"environment: {key}": value for key, value in record.environment.items()}
+    for each in priced:
+        subject = each.record.subject
+        found.setdefault(f"model {each.model}", subject["model"]["digest"])
+        found[f"machine {each.machine}"] = subject["machine"]["digest"]
+        found["code of the throughput half"] = subject["code"]
+    for record in (*accuracy, *(p.record for p in priced)):
+        found |= {f"format {name}": value for name, value in record.subject["formats"].items()}
+    for named in plan.recipes:
+        found[f"recipe {named.name}"] = named.recipe.spell()
+    for named, record in zip(plan.recipes, accuracy, strict=False):
+        found[f"accuracy cell {named.name}"] = record.name
+    return tuple(found.items())
+
+
+def manifest(plan: Study, accuracy: Sequence[Record], priced: Sequence[Priced]) -> str:
+    """study.json: the study in full and the names of its cells, by what they are called."""
+    cells = {
+        "accuracy": {n.name: r.name for n, r in zip(plan.recipes, accuracy, strict=False)},
+        "throughput": [[p.model, p.machine, p.recipe, p.record.name] for p in priced],
+    }
+    return json.dumps({"study": plan.to_json(), "cells": cells}, indent=1, sort_keys=True) + "\n"
