@@ -40,8 +40,8 @@ class Datapath(Spec):
     note: str | None = None
 
     def takes(self, operand: Operand) -> bool:
-        """Whether the unit decodes the operand's elements, scales aside."""
-        return _encoding(_element(operand)) in {_encoding(fmt) for fmt in self.operands}
+        """Whether the unit multiplies the operand's elements, scales aside."""
+        return any(_holds(fmt, _element(operand)) for fmt in self.operands)
 
     def scales(self, *operands: Operand) -> bool:
         """Whether one scaling of the unit serves all `operands`."""
@@ -76,7 +76,9 @@ def choose(
     native = [path for path in datapaths if path.multiplies(a, b)]
     if native:
         best = max(native, key=lambda path: path.rate.value)
-        return Choice(best, True, f"{best.name} multiplies {a.name} by {b.name}")
+        return Choice(
+            best, True, f"{best.name} multiplies {a.name} by {b.name}{_shift(best, a, b)}"
+        )
     why = _refusal(datapaths, a, b)
     wide = [path for path in datapaths if path.multiplies(dtype, dtype)]
     if not wide:
@@ -90,6 +92,14 @@ def choose(
         dict.fromkeys(operand.name for operand in (a, b) if not same_encoding(operand, dtype))
     )
     return Choice(best, False, f"{why}: {converted} converted to {dtype.name} for {best.name}")
+
+
+def _shift(path: Datapath, *operands: Operand) -> str:
+    """What to know of operands that the unit reads as a constant power of two times their value."""
+    as_written = {_encoding(fmt) for fmt in path.operands}
+    shifted = [x.name for x in operands if _encoding(_element(x)) not in as_written]
+    names = " and ".join(dict.fromkeys(shifted))
+    return f" ({names} as codes of another bias: a power of two in the scale)" if names else ""
 
 
 def _refusal(datapaths: Sequence[Datapath], a: Operand, b: Operand) -> str:
@@ -125,6 +135,18 @@ def _block_scale(operand: Operand) -> tuple[tuple[Any, ...], int] | None:
     if not isinstance(operand, BlockFormat) or isinstance(operand.block, str):
         return None
     return _encoding(operand.scale), operand.block[-1]
+
+
+def _holds(unit: Format, fmt: Format) -> bool:
+    """Whether every finite value of `fmt`, times one power of two, is a value of `unit`'s operand.
+
+    Floats of the same fields but another bias are: the power of two goes into the scale, and only
+    the codes of zero and the special values are rewritten (OCP E4M3 on an FNUZ unit).
+    """
+    if isinstance(unit, FloatFormat) and isinstance(fmt, FloatFormat):
+        fields = [(f.bits, f.precision, f.signed, f.subnormals, f.zero) for f in (unit, fmt)]
+        return fields[0] == fields[1] and fmt.max_code <= unit.max_code
+    return _encoding(unit) == _encoding(fmt)
 
 
 def _encoding(fmt: Format) -> tuple[Any, ...]:

@@ -156,7 +156,9 @@ def test_too_large_for_one_chip_is_split_and_says_so() -> None:
         ("b200", "mxint8/floor", "bf16", False),
         ("b200", "int4/amax:channel", "bf16", False),
         ("b300", "int8/amax:channel", "int8", True),
-        ("mi300x", "float8_e4m3fn/amax:tensor", "bf16", False),
+        ("mi300x", "float8_e4m3fn/amax:tensor", "fp8", True),
+        ("mi300x", "float8_e4m3fn_g128/amax", "bf16", False),
+        ("mi300x", "mxfp8_e4m3/floor", "bf16", False),
         ("mi300x", "int8/amax:channel", "int8", True),
         ("mi355x", "float8_e4m3fn/amax:tensor", "f8f6f4_scaled", True),
         ("mi355x", "mxfp6_e3m2/floor", "f6f4_scaled", True),
@@ -205,7 +207,7 @@ def test_datapath_of_mixed_operands(
             "mxfp8_e4m3",
         ),
         (
-            "mi300x",
+            "trainium2",
             "float8_e4m3fn/amax:tensor",
             "no datapath takes float8_e4m3fn",
             "float8_e4m3fn_tensor",
@@ -229,6 +231,12 @@ def test_a_fallback_says_why(chip: str, recipe: str, refusal: str, converted: st
     assert reason == f"{refusal}: {converted} converted to bfloat16 for bf16"
 
 
+def test_ocp_codes_on_a_unit_of_another_bias_say_so() -> None:
+    reason = only(matmul(), "float8_e4m3fn/amax:tensor", "mi300x").reason
+    assert reason.endswith("as codes of another bias: a power of two in the scale)")
+    assert "bias" not in only(matmul(), "float8_e4m3fn/amax:tensor", "h100_sxm").reason
+
+
 def test_int8_of_b300_is_slow_and_not_borrowed() -> None:
     big = matmul(m=8192, n=8192, k=8192)
     b200, b300 = (only(big, "int8/amax:channel", chip) for chip in ("b200", "b300"))
@@ -240,8 +248,9 @@ def test_a_format_is_what_it_decodes_to_and_not_its_name() -> None:
     chip = machine("h100_sxm")
     same = {"name": "mine", "kind": "float", "bits": 8, "precision": 4, "bias": 7,
             "nan": "all-ones"}  # fmt: skip
-    other = same | {"name": "float8_e4m3fn", "bias": 8}
-    for data, native in ((same, True), (other, False)):
+    scaled = same | {"bias": 9}  # a quarter of the same values
+    other = same | {"name": "float8_e4m3fn", "nan": "negative-zero"}  # one value more
+    for data, native in ((same, True), (scaled, True), (other, False)):
         fmt = {"name": "t", "element": data, "scale": "float32", "block": "tensor"}
         rule = {"match": "*"} | {
             operand: {"format": _block(fmt), "rule": "amax"} for operand in ("weight", "activation")
