@@ -31,6 +31,7 @@ class TokenScores:
     dp: np.ndarray
 
 
+@torch.inference_mode()
 def log_probs(logits: torch.Tensor) -> torch.Tensor:
     """Natural log-probabilities [T, V] in float32 of logits [T, V] of any float type.
 
@@ -43,6 +44,7 @@ def log_probs(logits: torch.Tensor) -> torch.Tensor:
     return out
 
 
+@torch.inference_mode()
 def compare(base: torch.Tensor, other: torch.Tensor, targets: torch.Tensor) -> TokenScores:
     """The measures for log-probabilities `base` and `other` [T, V] and right tokens [T].
 

@@ -107,6 +107,7 @@ def _snapshot(name: str) -> Path:
 
 
 def _load_folder(folder: Path, dtype: torch.dtype, name: str) -> LoadedModel:
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     files = _files(folder)
@@ -119,7 +120,7 @@ def _load_folder(folder: Path, dtype: torch.dtype, name: str) -> LoadedModel:
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=dtype, use_safetensors=True, **options
             )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise LowprecError(
             f"{folder}: not loadable ({str(error).strip().splitlines()[0]})"
         ) from None
@@ -198,7 +199,8 @@ def _dequantized(folder: Path, gguf_file: str) -> Any:
         quantization_config=GgufConfig(dequantize=True),
     )
     config = copy.deepcopy(packed.config)
-    del config.quantization_config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
     config._name_or_path = ""
     plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     plain.load_state_dict(packed.state_dict())

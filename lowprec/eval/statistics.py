@@ -36,11 +36,11 @@ def mean(x: np.ndarray, clusters: np.ndarray) -> Estimate:
 
     the cluster-robust variance of Liang and Zeger (Biometrika 73, 1986) for a regression on a
     constant, with the usual correction G / (G - 1) (Cameron and Miller, "A Practitioner's Guide
-    to Cluster-Robust Inference", Journal of Human Resources 50, 2015, section II). In survey
-    terms it is the linearized variance of a ratio of cluster totals (Cochran, Sampling Techniques,
-    1977, section 6). With one token per cluster it is the i.i.d. formula s^2 / N. The interval is
-    ``m -+ t * se`` with the quantile of Student's t of G - 1 degrees of freedom (same guide,
-    section VI.D). LowprecError for fewer than two clusters; NaN or Inf in `x` give NaN.
+    to Cluster-Robust Inference", Journal of Human Resources 50, 2015). In survey terms it is
+    the linearized variance of a ratio of cluster totals (Cochran, Sampling Techniques, 1977,
+    chapter 6). With one token per cluster it is the i.i.d. formula s^2 / N. The interval is
+    ``m -+ t * se`` with the quantile of Student's t of G - 1 degrees of freedom (same guide, on
+    few clusters). LowprecError for fewer than two clusters; NaN or Inf in `x` give NaN.
     """
     x = np.asarray(x, dtype=np.float64).reshape(-1)
     _, index = np.unique(np.asarray(clusters).reshape(-1), return_inverse=True)
@@ -60,7 +60,7 @@ def difference(x: np.ndarray, base: np.ndarray, clusters: np.ndarray) -> Estimat
     """The mean of the paired difference ``x - base``, token by token.
 
     What both runs share, the text's difficulty, cancels before the standard error is taken; see
-    Miller, "Adding Error Bars to Evals", arXiv:2411.00640 (2024), section 4.
+    Miller, "Adding Error Bars to Evals", arXiv:2411.00640 (2024).
     """
     return mean(np.asarray(x, np.float64) - np.asarray(base, np.float64), clusters)
 
@@ -69,7 +69,7 @@ def perplexity(nll: np.ndarray, clusters: np.ndarray) -> Estimate:
     """``exp`` of the mean negative log-likelihood (nats).
 
     The standard error is the delta method's, exp(m) * se(m) (van der Vaart, Asymptotic Statistics,
-    1998, section 3.1); the interval is `exp` of the mean's own, which stays positive.
+    1998, chapter 3); the interval is `exp` of the mean's own, which stays positive.
     """
     m = mean(nll, clusters)
     value = math.exp(m.value)
