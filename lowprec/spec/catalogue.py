@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from lowprec.errors import LowprecError, unknown
+from lowprec.spec import families
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.facts import Facts
 from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat
 from lowprec.spec.load import build, data_dir, read_toml
 
-_P3109 = re.compile(r"binary(?P<k>[1-9]\d?)p(?P<p>[1-9]\d?)(?P<sign>[su])(?P<domain>[ef])")
 _GRANULARITY = re.compile(r"(?P<scalar>.+)_(?P<block>tensor|channel|g(?P<group>[1-9]\d{0,5}))")
 
 
@@ -31,50 +31,32 @@ def _files() -> dict[str, Path]:
 def load_format(name: str | Path, where: str = "") -> Format | BlockFormat:
     """A format by its name, or from a .toml file.
 
-    Families need no file: ``binary{K}p{P}{s|u}{e|f}`` of IEEE P3109, and a scalar's name with
-    ``_tensor``, ``_channel`` or ``_gN``: that format with a float32 scale per tensor, per channel
-    or per N elements.
+    Families need no file: ``families.family_names()`` lists the scalar ones, and a scalar's name
+    with ``_tensor``, ``_channel`` or ``_gN`` is that format with a float32 scale per tensor, per
+    channel or per N elements.
     """
     text = str(name)
     if text.endswith(".toml"):
         return _format_file(Path(text))[0]
     if text in _files():
         return _built_in(text)
-    if match := _P3109.fullmatch(text):
-        return _p3109(match, where or text)
-    family = _GRANULARITY.fullmatch(text)
-    if family and (family["scalar"] in _files() or _P3109.fullmatch(family["scalar"])):
-        block = (int(family["group"]),) if family["group"] else family["block"]
-        data = {"name": text, "element": family["scalar"], "scale": "float32", "block": block}
+    if (scalar := families.resolve(text, where)) is not None:
+        return scalar
+    match = _GRANULARITY.fullmatch(text)
+    if match and _is_named(match["scalar"], where):
+        block = (int(match["group"]),) if match["group"] else match["block"]
+        data = {"name": text, "element": match["scalar"], "scale": "float32", "block": block}
         return _block(data, where or text)
     raise unknown("format", text, list_formats(), where)
+
+
+def _is_named(name: str, where: str) -> bool:
+    return name in _files() or families.resolve(name, where) is not None
 
 
 @cache
 def _built_in(name: str) -> Format | BlockFormat:
     return _format_file(_files()[name])[0]
-
-
-def _p3109(match: re.Match[str], where: str) -> FloatFormat:
-    """A format of IEEE P3109 (interim report, 2025): signed or unsigned, extended (with
-    infinities) or finite; one NaN, no -0, bias 2^(K-P-1) signed and 2^(K-P) unsigned."""
-    k, p, signed = int(match["k"]), int(match["p"]), match["sign"] == "s"
-    if not (3 <= k <= 15 and 1 <= p <= k - signed):
-        raise LowprecError(
-            f"{where}: P3109 has K = 3 to 15 and P = 1 to K-1 (signed) or K (unsigned); "
-            f"got K = {k}, P = {p}"
-        )
-    parameters = {
-        "name": match[0],
-        "kind": "float",
-        "bits": k,
-        "precision": p,
-        "bias": 1 << (k - p - 1 if signed else k - p),
-        "signed": signed,
-        "infinity": match["domain"] == "e",
-        "nan": "negative-zero" if signed else "all-ones",
-    }
-    return build(FloatFormat, parameters, where)
 
 
 def load_facts(name: str | Path) -> Facts:
