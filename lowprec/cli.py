@@ -107,7 +107,7 @@ def check(
     ],
     as_json: Json = False,
 ) -> None:
-    """Validate files; of a format, test the facts and every code point. Exit code 1 on a failure."""
+    """Validate files; of a format, test facts and code points. Exit code 1 on a failure."""
     from lowprec.report.text import print_json
 
     results = [_check(path) for path in files]
@@ -134,8 +134,9 @@ def _check(path: Path) -> dict[str, Any]:
     elif "accuracy" in data or "throughput" in data or "recipes" in data:
         kind = "study"
         from lowprec.studies.study import load_study
+        from lowprec.studies.throughput import load_machines
 
-        load_study(path)
+        load_machines(load_study(path), str(path))
     elif "datapaths" in data or "memory" in data:
         kind = "machine"
         from lowprec.perf import machine
@@ -178,7 +179,7 @@ def _study_table(rows: list[dict[str, Any]], shown: tuple[str, str, str] | None)
 
     lines = []
     for row in rows:
-        bits = [f"{b:g}" if b is not None else "–" for b in row["bits"]]
+        bits = [f"{b:g}" if b is not None else "-" for b in row["bits"]]
         line = {"recipe": row["recipe"], "bits W/A": "/".join(bits)}
         if "kl" in row:
             line |= {
@@ -212,9 +213,12 @@ def evaluate(
     """Measure one recipe on one model: differences to the unquantized run on the same tokens."""
     from lowprec.report.text import print_json, show_rows
     from lowprec.spec import load_recipe
+    from lowprec.studies.progress import for_terminal
     from lowprec.studies.single import evaluate_one
+    from lowprec.studies.study import Accuracy
 
-    record = evaluate_one(model, load_recipe(recipe, "--recipe"), text, windows, length)
+    asked = Accuracy(model=model, text=text, length=length, windows=windows)
+    record = evaluate_one(asked, load_recipe(recipe, "--recipe"), for_terminal())
     if as_json:
         print_json(record.to_json())
         return

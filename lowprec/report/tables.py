@@ -96,8 +96,8 @@ def coverage_table(report: Report) -> Table:
     """One row per recipe and group of modules that it treats alike."""
     rows = []
     for candidate in report.candidates:
-        for entry in _details(candidate, "coverage"):
-            rows.append((candidate.name, *(entry[key] for key in COVERAGE[1:])))
+        entries = _details(candidate, "coverage")
+        rows += [(candidate.name, *(entry[key] for key in COVERAGE[1:])) for entry in entries]
     return Table(COVERAGE, tuple(rows))
 
 
@@ -137,7 +137,7 @@ def with_interval(candidate: Candidate, name: str, form: str) -> dict[str, Any]:
     """A metric ± half the width of its 95 % interval, where it has one."""
     metric = candidate.metric(name)
     if metric is None:
-        return {"value": 1e9, "text": "–"}
+        return {"value": 1e9, "text": "-"}
     text = form.format(metric.value)
     ends = candidate.interval(name)
     if ends is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lowprec.errors import LowprecError, did_you_mean
 from lowprec.eval import (
     Baseline,
     LoadedModel,
@@ -24,12 +25,14 @@ from lowprec.eval import (
 )
 from lowprec.eval.sqnr import layer_sqnr
 from lowprec.nn import coverage, unwrap, wrap
+from lowprec.nn.wrap import REPLACEMENTS
 from lowprec.spec.base import digest
 from lowprec.spec.recipe import Recipe
 from lowprec.spec.record import Metric, Record
 from lowprec.studies.code import ACCURACY, code_digest
 from lowprec.studies.progress import Progress
 from lowprec.studies.recipes import format_digests
+from lowprec.studies.shapes import Shape
 from lowprec.studies.store import Store
 from lowprec.studies.study import Accuracy, NamedRecipe
 
@@ -60,6 +63,20 @@ class Bench:
             "seed": self.seed,
             "code": code_digest(ACCURACY),
         }
+
+    @property
+    def shape(self) -> Shape:
+        """The model for the throughput half."""
+        return Shape(self.loaded.name, self.loaded.digest, self.loaded.model)
+
+    def check(self, recipe: Recipe, where: str) -> None:
+        """LowprecError if a rule matches no module of the model; found before anything runs."""
+        paths = [p for p, m in self.loaded.model.named_modules() if type(m) in REPLACEMENTS]
+        for rule in recipe.unused(paths):
+            near = did_you_mean(rule.match, paths) or f", such as {paths[0]!r}" if paths else ""
+            raise LowprecError(
+                f"{where}: rule {rule.match!r} matches no linear layer of {self.loaded.name}{near}"
+            )
 
     @cached_property
     def baseline(self) -> Baseline:
@@ -101,9 +118,9 @@ class Bench:
 def load_bench(asked: Accuracy, seed: int, where: str, store: Store, progress: Progress) -> Bench:
     """Load the model and the text and cut the windows; LowprecError where one is not to be had."""
     with progress.task(f"loading {asked.model}"):
-        loaded = load_model(asked.model, say=progress.say, where=f"{where}: accuracy.model")
+        loaded = load_model(asked.model, say=progress.say, where=where and f"{where}: accuracy.model")
     with progress.task(f"loading {asked.text}"):
-        text = load_text(asked.text, say=progress.say, where=f"{where}: accuracy.text")
+        text = load_text(asked.text, say=progress.say, where=where and f"{where}: accuracy.text")
         windows = cut(text, loaded.tokenizer, asked.length, asked.windows)
     return Bench(asked, seed, loaded, text, windows, store, progress)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lowprec import report
-from lowprec.errors import LowprecError
-from lowprec.perf import Machine, machine
+from lowprec.perf import Machine
 from lowprec.spec.base import digest
 from lowprec.spec.record import Record
 from lowprec.studies.progress import Progress, SilentProgress
@@ -18,7 +17,7 @@ from lowprec.studies.shapes import Shape, load_shape
 from lowprec.studies.store import Store, write_atomically
 from lowprec.studies.study import Study, load_study
 from lowprec.studies.summary import Priced, build_report, manifest
-from lowprec.studies.throughput import jobs, price, subject, tracer
+from lowprec.studies.throughput import jobs, load_machines, price, subject, tracer
 
 if TYPE_CHECKING:
     from lowprec.studies.accuracy import Bench
@@ -64,7 +63,7 @@ class _Run:
     computed: int = 0
 
     def all(self) -> StudyResult:
-        machines, bench = self._machines(), self._bench()
+        machines, bench = load_machines(self.plan, self.where), self._bench()
         shapes = self._shapes(bench)
         accuracy = self._accuracy(bench) if bench else []
         priced = self._throughput(shapes, machines)
@@ -77,16 +76,6 @@ class _Run:
         return StudyResult(
             self.plan, self.store.folder, records, result, page, self.computed, corrupt
         )
-
-    def _machines(self) -> list[Machine]:
-        names = self.plan.throughput.machines if self.plan.throughput else ()
-        found = []
-        for i, name in enumerate(names):
-            try:
-                found.append(machine(name))
-            except LowprecError as error:
-                raise LowprecError(f"{self.where}: throughput.machines.{i}: {error}") from None
-        return found
 
     def _shapes(self, bench: Bench | None) -> list[Shape]:
         names = self.plan.throughput.models if self.plan.throughput else ()

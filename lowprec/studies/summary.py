@@ -12,6 +12,7 @@ from lowprec.report import Candidate, Price, Report, Source
 from lowprec.spec.base import Spec
 from lowprec.spec.record import Record
 from lowprec.studies.pareto import pareto
+from lowprec.studies.protocol import accuracy_lines, throughput_lines
 from lowprec.studies.study import Study
 
 
@@ -132,42 +133,11 @@ def _protocol(
     plan: Study, accuracy: Sequence[Record], priced: Sequence[Priced]
 ) -> tuple[tuple[str, str], ...]:
     lines: list[tuple[str, str]] = []
-    if accuracy and plan.accuracy:
-        details, subject = accuracy[0].details, accuracy[0].subject
-        lines += [
-            (
-                "Model and text",
-                f"{subject['model']['name']} in float32 on {plan.accuracy.windows} disjoint windows "
-                f"of {plan.accuracy.length} tokens of {subject['text']['name']}: "
-                f"{details['tokens']} scored tokens in {details['clusters']} clusters. All tokens "
-                "of a window but its first are scored.",
-            ),
-            (
-                "Emulation",
-                "Operands are put on the values of their formats exactly as the recipe says; "
-                "products and sums are those of float32. What a recipe keeps runs in float32. No "
-                "calibration, no error compensation: weights are rounded directly.",
-            ),
-            (
-                "Statistics",
-                "KL(P || Q) over the whole vocabulary, P the unquantized model; ΔNLL is the paired "
-                "difference on the same tokens. Standard errors are cluster-robust over "
-                "documents, or windows in a text of one document; intervals are 95 % of Student's t. "
-                "They cover the choice of tokens, not of the model or the kind of text.",
-            ),
-        ]
+    if accuracy:
+        lines += accuracy_lines(plan.accuracy, accuracy[0].subject, accuracy[0].details)
     if priced:
         notes = [n for p in priced for line in p.record.details["workloads"] for n in line["notes"]]
-        lines += [
-            (
-                "Throughput",
-                "A roofline of every operation recorded from the model: datasheet rates and "
-                "bandwidths, "
-                f"calibration: {priced[0].record.details['calibration']}. Not validated against "
-                "measurements here: read it as a bound and compare formats, not chips' software.",
-            ),
-            ("Notes of the model", " · ".join(dict.fromkeys(notes))),
-        ]
+        lines += throughput_lines(priced[0].record.details["calibration"], notes)
     return tuple(lines)
 
 

@@ -7,14 +7,15 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
-from lowprec.perf import Machine, estimate
+from lowprec.errors import LowprecError
+from lowprec.perf import Machine, estimate, machine
 from lowprec.spec.recipe import Recipe
 from lowprec.spec.record import Metric, Record
 from lowprec.spec.workload import Workload
 from lowprec.studies.code import THROUGHPUT, code_digest
 from lowprec.studies.recipes import format_digests
 from lowprec.studies.shapes import Shape
-from lowprec.studies.study import WorkloadGrid
+from lowprec.studies.study import Study, WorkloadGrid
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,17 @@ def jobs(grids: tuple[WorkloadGrid, ...]) -> tuple[Job, ...]:
     """All passes of the study, in its order, each once."""
     found = (Job(g.phase, batch, g.tokens, g.context) for g in grids for batch in g.batch)
     return tuple(dict.fromkeys(found))
+
+
+def load_machines(plan: Study, where: str) -> list[Machine]:
+    """The machines that the study names; LowprecError names file and key of an unknown one."""
+    found = []
+    for i, name in enumerate(plan.throughput.machines if plan.throughput else ()):
+        try:
+            found.append(machine(name))
+        except LowprecError as error:
+            raise LowprecError(f"{where}: throughput.machines.{i}: {error}") from None
+    return found
 
 
 def subject(

@@ -1,0 +1,47 @@
+"""How the numbers of a report came about, in words, and what they do not say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+EMULATION = """Every quantized operand is put on the values of its format exactly as the recipe
+says; products and sums are those of float32. What a recipe keeps runs in float32. Weights are
+rounded directly: no calibration, no compensation of errors."""
+
+STATISTICS = """KL(P || Q) over the whole vocabulary, P being the unquantized model; ΔNLL is the
+paired difference on the same tokens. Standard errors are cluster-robust over documents (over
+windows in a text of one document) and the intervals are 95 % of Student's t. They speak of the
+choice of tokens, not of other models or other kinds of text."""
+
+ROOFLINE = """A roofline of every operation recorded from the model, at datasheet rates and
+bandwidths, with scales counted in the bytes. It is a bound: measured speed is lower, and how much
+lower differs by kernel. The tokens per second of one model stand beside the accuracy of another,
+where the chart shows a model that is not the evaluated one."""
+
+
+def accuracy_lines(
+    asked: Any, subject: Mapping[str, Any], details: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """(what, how) of an accuracy record's numbers; `asked` is the study's Accuracy."""
+    model, text = subject["model"]["name"], subject["text"]["name"]
+    what = f"""{model} in float32 on {asked.windows} disjoint windows of {asked.length} tokens of
+    {text}: {details["tokens"]} scored tokens in {details["clusters"]} clusters. Every token of a
+    window but its first is scored."""
+    return [
+        ("Model and text", _line(what)),
+        ("Emulation", _line(EMULATION)),
+        ("Statistics", _line(STATISTICS)),
+    ]
+
+
+def throughput_lines(calibration: str, notes: Iterable[str]) -> list[tuple[str, str]]:
+    """(what, how) of the throughput records' numbers."""
+    return [
+        ("Throughput", f"{_line(ROOFLINE)} Calibration: {calibration}."),
+        ("Notes of the throughput model", " · ".join(dict.fromkeys(notes))),
+    ]
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

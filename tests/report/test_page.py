@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from lowprec.report import Report, write
+from lowprec.report.charts import losses, main_chart, place_labels
+from lowprec.report.tables import accuracy_rows, layer_table, price_table
+from lowprec.report.write import html
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run "
+    "--disable-background-networking --disable-component-update --disable-sync "
+    "--disable-dev-shm-usage --host-resolver-rules=MAP*~NOTFOUND --virtual-time-budget=15000"
+).split()
+
+
+@pytest.fixture(scope="module")
+def folder(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    assert write(report, folder) == folder / "report.html"
+    return folder
+
+
+def dom(page: Path, tmp_path: Path) -> str:
+    """The page's document after its scripts ran, as Chromium has it."""
+    if CHROMIUM is None:
+        pytest.skip("no chromium on PATH; on Debian: apt install chromium")
+    flags = [flag.replace("~", " ") for flag in FLAGS]
+    command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path}", "--dump-dom", page.as_uri()]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return run.stdout
+
+
+def test_the_page_works_in_a_browser(folder: Path, report: Report, tmp_path: Path) -> None:
+    text = dom(folder / "report.html", tmp_path)
+    root = re.match(r"\s*<!DOCTYPE html>\s*<html([^>]*)>", text)
+    assert root is not None
+    assert 'data-ready="yes"' in root[1]
+    assert "data-error" not in root[1]
+    chart = text[text.index('id="main-chart-controls"') : text.index('id="accuracy"')]
+    # Both panels have a point for each recipe.
+    points = re.findall(r'aria-roledescription="point"', chart)
+    assert len(points) == 2 * len(report.candidates)
+    for candidate in report.candidates[:4]:
+        assert chart.count(f">{candidate.name}<") == 2
+    assert chart.count("<select") == 3
+    rows = dict(re.findall(r'data-table="(\w+)"[^>]*data-rows="(\d+)"', text))
+    assert int(rows["prices"]) == len(report.prices)
+    assert int(rows["layers"]) == len(report.candidates) * 12
+    layers = text[text.index('id="layer-chart"') : text.index('id="coverage"')]
+    assert "<svg" in layers
+
+
+def test_an_error_in_the_page_would_be_seen(folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.html"
+    text = (folder / "report.html").read_text()
+    broken.write_text(text.replace('"use strict";', '"use strict"; missing();'))
+    found = dom(broken, tmp_path / "profile")
+    assert "data-error" in found[:2000]
+    assert 'data-ready="yes"' not in found[:2000]
+
+
+def test_it_is_one_file_that_loads_nothing(folder: Path) -> None:
+    text = (folder / "report.html").read_text()
+    assert len(text) < 3_000_000
+    assert not re.search(r"<(script|img|iframe)[^>]+src=|<link|@import|url\(", text[:20_000])
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
+    assert policy is not None
+    assert "default-src 'none'" in policy[1]
+    assert not re.search(r"https?:", policy[1])
+
+
+def test_names_cannot_break_out_of_their_place(report: Report) -> None:
+    text = html(report)
+    assert "<title>A study of &lt;formats&gt; &amp; rules" in text
+    start = text.index('id="data">') + len('id="data">')
+    data = json.loads(text[start : text.index("</script>", start)])
+    assert "int4 </script> channel" in {row[0] for row in data["prices"]["rows"]}
+
+
+def test_the_image_is_a_png_of_some_size(folder: Path) -> None:
+    data = (folder / "accuracy_vs_throughput.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height = struct.unpack(">II", data[16:24])
+    assert width > 1500
+    assert height > 700
+
+
+def test_halves_alone_have_no_chart_and_leave_no_old_image(report: Report, folder: Path) -> None:
+    for half in (
+        dataclasses.replace(report, prices=(), shown=None, sources=()),
+        dataclasses.replace(
+            report, candidates=tuple(dataclasses.replace(c, record=None) for c in report.candidates)
+        ),
+    ):
+        assert main_chart(half) is None
+        assert "this study has one of them" in html(half)
+
+
+def test_tables_hold_the_numbers(report: Report) -> None:
+    first, *_ = price_table(report).records()
+    assert first["tokens_per_second"] == report.prices[0].tokens_per_second
+    row = next(row for row in accuracy_rows(report) if row["Recipe"] == "nvfp4")
+    assert row["KL (nats/token)"] == {"value": 0.468, "text": "0.4680 ± 0.0520"}
+    assert row["ΔNLL (nats/token)"]["text"] == "+0.4660 ± 0.0518"
+    assert row["Bits W"]["value"] == 4.5
+    weights = next(row for row in accuracy_rows(report) if row["Recipe"] == "nvfp4 weights")
+    assert weights["Bits A"]["text"] == "kept"
+    assert layer_table(report).records()[0] == {
+        "recipe": "float32",
+        "path": "model.layers.0.self_attn.q_proj",
+        "layer": 0,
+        "kind": "q_proj",
+        "weight_db": 20.0,
+        "activation_db": 18.0,
+    }
+
+
+def test_labels_are_placed_per_choice_of_the_lists(report: Report) -> None:
+    table = place_labels(price_table(report), losses(report))
+    placed = [row for row in table.records() if row["kl_align"]]
+    assert len(placed) > 0.9 * len(report.prices)
+    same = {(r["kl_dx"], r["kl_dy"]) for r in placed if r["recipe"] == "mxint8"}
+    # All selections have the same relative speeds here, so the same picture.
+    assert len(same) == 1
