@@ -1,0 +1,208 @@
+"""Checks of a format: against what its source says of it, and against itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from itertools import pairwise
+
+from lowprec.errors import LowprecError
+from lowprec.exact.round import project
+from lowprec.exact.values import TABLE_BITS, Value, code_of, exact, identical, value, value_table
+from lowprec.spec.block import BlockFormat
+from lowprec.spec.facts import Facts
+from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat, pow2
+from lowprec.spec.projection import ROUNDINGS, Projection
+
+# Problems of one format that are listed before the rest is only counted.
+LISTED = 20
+# Of a format too large to go through: at most 2 to this power places are looked at.
+SAMPLED_BITS = 8
+MODES: dict[str, Projection] = {
+    name: Projection.model_validate({"rounding": name})
+    for name in ROUNDINGS
+    if name != "stochastic"
+}
+
+
+def check_facts(fmt: Format | BlockFormat, facts: Facts) -> list[str]:
+    """One line for each fact that differs from what the parameters give; none if all agree.
+
+    Of a block format, `max`, `min`, `emax` and `codes` are the element's. Figures are compared
+    exactly: a fact is the float64 nearest to the derived value.
+    """
+    derived = _derived(fmt)
+    problems = []
+    for fact, stated in facts.model_dump(exclude={"source", "note", "codes"}).items():
+        if stated is None:
+            continue
+        if fact not in derived:
+            problems.append(f"{fmt.name}: {fact}: stated {stated}, but it has none")
+        elif Fraction(stated) != _nearest_float(derived[fact]):
+            problems.append(f"{fmt.name}: {fact}: stated {stated}, derived {show(derived[fact])}")
+    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+    return problems + [
+        f"{fmt.name}: codes.{code}: stated {stated}, derived {found}"
+        for code, stated in facts.codes.items()
+        for found in _code_problem(int(code, 16), stated, element)
+    ]
+
+
+def _derived(fmt: Format | BlockFormat) -> dict[str, Fraction]:
+    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+    derived = {"max": element.max_exact, "min": element.min_exact, "emax": Fraction(element.emax)}
+    if isinstance(fmt, BlockFormat):
+        derived["bits_per_element"] = Fraction(fmt.bits_per_element)
+        if not isinstance(fmt.block, str):
+            derived["elements_per_scale"] = Fraction(math.prod(fmt.block))
+        return derived
+    derived["bits_per_element"] = Fraction(fmt.bits)
+    derived["min_positive"] = _min_positive(fmt)
+    if isinstance(fmt, FloatFormat):
+        derived["min_normal"] = fmt.min_normal_exact
+    return derived
+
+
+def _min_positive(fmt: Format) -> Fraction:
+    match fmt:
+        case FloatFormat():
+            return fmt.min_positive_exact
+        case IntFormat():
+            return pow2(fmt.exponent)
+        case CodebookFormat():
+            return Fraction(min(v for v in fmt.values if 0 < v < math.inf))
+    raise TypeError(f"no scalar format: {fmt!r}")
+
+
+def _nearest_float(x: Fraction) -> Fraction:
+    try:
+        return Fraction(float(x))
+    except OverflowError:
+        return x
+
+
+def _code_problem(code: int, stated: float, fmt: Format) -> list[str]:
+    try:
+        found = value(code, fmt)
+    except LowprecError as error:
+        return [str(error)]
+    return [] if identical(found, exact(stated)) else [show(found)]
+
+
+def show(x: Value) -> str:
+    """A value for people: a float where that is exact, else the fraction."""
+    try:
+        number = float(x)
+    except OverflowError:
+        return str(x)
+    return repr(number) if identical(exact(number), x) else str(x)
+
+
+def conformance(fmt: Format | BlockFormat) -> list[str]:
+    """What contradicts itself in a format, one line each; nothing if it conforms.
+
+    Encoding what decodes gives the code back, values rise with the code, the derived limits are
+    the limits of the values, every rounding leaves a value alone and, between two neighbours,
+    goes where it should. Of every code point of a format of at most 16 bits; of a larger one at
+    changes of binade, and without the neighbours. Of a block format, its element and its scales.
+    """
+    if isinstance(fmt, BlockFormat):
+        parts = [fmt.element, fmt.scale] + ([fmt.tensor_scale] if fmt.tensor_scale else [])
+        return [line for part in dict.fromkeys(parts) for line in conformance(part)]
+    problems = [f"{fmt.name}: {line}" for check in CHECKS for line in check(fmt)]
+    hidden = len(problems) - LISTED
+    return problems if hidden <= 0 else [*problems[:LISTED], f"{fmt.name}: {hidden} more"]
+
+
+def _codes(fmt: Format) -> list[int]:
+    """Code points in rising order: all, or of a large format those around changes of binade."""
+    if fmt.bits <= TABLE_BITS:
+        return list(range(len(value_table(fmt))))
+    binade = fmt.precision - 1 if isinstance(fmt, FloatFormat) else fmt.bits - 1
+    steps = range(0, 1 << fmt.bits, 1 << max(binade, fmt.bits - SAMPLED_BITS))
+    return sorted({(s + k) % (1 << fmt.bits) for s in steps for k in range(-3, 3)})
+
+
+def _round_trip(fmt: Format) -> Iterator[str]:
+    for code in _codes(fmt):
+        x = value(code, fmt)
+        if isinstance(fmt, IntFormat) and x < fmt.min_exact:
+            continue  # the code that symmetric=true leaves out
+        back = code_of(x, fmt)
+        if (x == x and back != code) or (x != x and not identical(value(back, fmt), x)):
+            yield f"{code:#x} decodes to {show(x)}, which encodes to {back:#x}"
+
+
+def _limits(fmt: Format) -> Iterator[str]:
+    values = [x for x in (value(c, fmt) for c in _codes(fmt)) if math.isfinite(x)]
+    expected = {"max": fmt.max_exact, "min_positive": _min_positive(fmt)}
+    found = {"max": max(values), "min_positive": min(x for x in values if x > 0)}
+    if not (isinstance(fmt, IntFormat) and fmt.symmetric):
+        expected["min"], found["min"] = fmt.min_exact, min(values)
+    for name, limit in expected.items():
+        if found[name] != limit:
+            yield f"{name} is {show(limit)}, but of the values it is {show(found[name])}"
+    specials = {math.inf: fmt.has_infinity, math.nan: fmt.has_nan, -0.0: fmt.has_negative_zero}
+    for special, has in specials.items():
+        if has != any(identical(value(code, fmt), special) for code in _codes(fmt)):
+            yield f"{special}: has it {has}, but by the code points {not has}"
+
+
+def _order(fmt: Format) -> Iterator[str]:
+    """Values rise with the code, from the first of each sign; negative floats mirror that."""
+    if not isinstance(fmt, FloatFormat | IntFormat):
+        return
+    sign = 1 << (fmt.bits - 1) if fmt.signed else 1 << fmt.bits
+    positive = [c for c in _codes(fmt) if c < sign]
+    rising = [c for c in _codes(fmt) if c >= sign] if isinstance(fmt, IntFormat) else []
+    for codes in (positive, rising):
+        for low, high in pairwise(c for c in codes if value(c, fmt) == value(c, fmt)):
+            if not value(low, fmt) < value(high, fmt):
+                yield f"{low:#x} and {high:#x} do not rise"
+    if isinstance(fmt, FloatFormat) and fmt.signed:
+        for code in positive:
+            x, mirrored = value(code, fmt), value(sign | code, fmt)
+            if x != 0 and not identical(mirrored, -x):
+                yield f"{sign | code:#x} is {show(mirrored)}, no mirror of {show(x)}"
+
+
+def _projections(fmt: Format) -> Iterator[str]:
+    finite = {value(code, fmt) for code in _codes(fmt)} - {math.inf, -math.inf}
+    numbers = sorted(Fraction(x) for x in finite if x == x and x >= fmt.min_exact)
+    for x in numbers:
+        moved = [mode.rounding for mode in MODES.values() if project(x, fmt, mode) != x]
+        if moved:
+            yield f"{show(x)} does not stay itself under {', '.join(moved)}"
+    if fmt.bits > TABLE_BITS:
+        return  # the sample's neighbours are no neighbours
+    for low, high in pairwise(numbers):
+        if not low < 0 < high:
+            yield from _between(low, high, fmt)
+
+
+def _between(low: Fraction, high: Fraction, fmt: Format) -> Iterator[str]:
+    """A quarter, a half and three quarters of the way between neighbours of one sign."""
+    inner, outer = (low, high) if low >= 0 else (high, low)
+    # Of two codes in a row one is even; the order of a codebook's says nothing of its ranks.
+    even, odd = (low, high) if code_of(low, fmt) % 2 == 0 else (high, low)
+    book = isinstance(fmt, CodebookFormat)
+    half = (low + high) / 2
+    expected = [
+        ((low + half) / 2, "nearest-even", {low}),
+        ((half + high) / 2, "nearest-even", {high}),
+        (half, "nearest-even", {low, high} if book else {even}),
+        (half, "to-odd", {low, high} if book else {odd}),
+        (half, "nearest-away", {outer}),
+        (half, "toward-zero", {inner}),
+        (half, "up", {high}),
+        (half, "down", {low}),
+    ]
+    for x, rounding, answers in expected:
+        found = project(x, fmt, MODES[rounding])
+        if found not in answers:
+            names = " or ".join(map(show, sorted(answers)))
+            yield f"{show(x)} gives {show(found)} under {rounding}, expected {names}"
+
+
+CHECKS: tuple[Callable[[Format], Iterator[str]], ...] = (_round_trip, _limits, _order, _projections)
