@@ -65,9 +65,9 @@ def compare(base: torch.Tensor, other: torch.Tensor, targets: torch.Tensor) -> T
 
 
 def _kl(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
-    p = log_p.exp()
-    terms = p * (log_p - log_q) - p + log_q.exp()
-    return torch.where(p > 0, terms, log_q.exp()).sum(dim=-1)
+    p, q = log_p.exp(), log_q.exp()
+    terms = (log_p - log_q).mul_(p).masked_fill_(p == 0, 0.0)
+    return terms.sub_(p).add_(q).sum(dim=-1)
 
 
 def _chunks(n: int) -> Iterable[slice]:
