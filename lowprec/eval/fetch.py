@@ -7,12 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Annotated
 
+from filelock import FileLock
 from pydantic import Field
 
 from lowprec.errors import LowprecError
@@ -74,15 +74,17 @@ def fetch(wheel: Wheel, say: Say = to_stderr) -> Path:
     folder = cache_dir() / "downloads"
     folder.mkdir(exist_ok=True)
     path = folder / wheel.file
-    if not path.is_file():
-        say(f"downloading {wheel.requirement} from the package index, once")
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".pip-") as temporary:
-            _pip_download(wheel, Path(temporary), folder)
-            fresh = Path(temporary) / wheel.file
-            check_sha256(fresh, wheel.sha256)
-            fresh.replace(path)
-    else:
-        check_sha256(path, wheel.sha256)
+    with FileLock(f"{path}.lock"):
+        if not path.is_file():
+            say(f"downloading {wheel.requirement} from the package index, once")
+            partial = folder / f".{wheel.file}.partial"
+            shutil.rmtree(partial, ignore_errors=True)  # what a killed download left
+            _pip_download(wheel, partial, folder)
+            check_sha256(partial / wheel.file, wheel.sha256)
+            (partial / wheel.file).replace(path)
+            partial.rmdir()
+        else:
+            check_sha256(path, wheel.sha256)
     return path
 
 

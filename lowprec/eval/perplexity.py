@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 
 from lowprec.errors import LowprecError
 from lowprec.eval.data import Windows
@@ -66,31 +66,35 @@ def make_baseline(
 
     `key` must name everything that the log-probabilities depend on, besides the windows: model
     digest, type of its numbers, versions. The index is written after the data, and both appear
-    under their names only when complete, so a killed run leaves no baseline rather than half.
+    under their names only when complete: a killed run leaves no baseline rather than half, and
+    a partial file that the next one overwrites. Of two runs at once, the second waits.
     """
-    if found := open_baseline(folder, windows, key):
-        return found
     folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "baseline.lock"):
+        found = open_baseline(folder, windows, key)
+        return found or _write_baseline(model, windows, folder, key, progress)
+
+
+def _write_baseline(
+    model: Any, windows: Windows, folder: Path, key: str, progress: Progress | None
+) -> Baseline:
     (folder / _INDEX).unlink(missing_ok=True)
-    partial = folder / f"{_LOG_PROBS}.{os.getpid()}.partial"
+    partial = folder / f"{_LOG_PROBS}.partial"
     sha, shape = hashlib.sha256(), (0, 0)
-    try:
-        with partial.open("wb") as file:
-            for i, logs in enumerate(_all_log_probs(model, windows, progress)):
-                data = logs.cpu().numpy().astype("<f4", copy=False)
-                if i and data.shape != shape:
-                    raise LowprecError(f"window {i}: log-probabilities {data.shape}, not {shape}")
-                shape = data.shape
-                file.write(data)
-                sha.update(data)
-        partial.replace(folder / _LOG_PROBS)
-    finally:
-        partial.unlink(missing_ok=True)
+    with partial.open("wb") as file:
+        for i, logs in enumerate(_all_log_probs(model, windows, progress)):
+            data = logs.cpu().numpy().astype("<f4", copy=False)
+            if i and data.shape != shape:
+                raise LowprecError(f"window {i}: log-probabilities {data.shape}, not {shape}")
+            shape = data.shape
+            file.write(data)
+            sha.update(data)
+    partial.replace(folder / _LOG_PROBS)
     index = {"shape": (len(windows.ids), *shape), "key": key}
     index |= {"windows": windows.digest, "sha256": sha.hexdigest()}
-    written = folder / f"{_INDEX}.{os.getpid()}.partial"
-    written.write_text(json.dumps(index, indent=1))
-    written.replace(folder / _INDEX)
+    partial = folder / f"{_INDEX}.partial"
+    partial.write_text(json.dumps(index, indent=1))
+    partial.replace(folder / _INDEX)
     return Baseline(path=folder / _LOG_PROBS, **index)
 
 

@@ -21,7 +21,7 @@ def test_download_once(index: Path) -> None:
     assert fetch(wheel, said.append) == path
     assert said == ["downloading sample==1.0 from the package index, once"]
     assert read_member(path, "sample/text.txt", 5) == b"hello"
-    assert [p.name for p in path.parent.iterdir()] == [wheel.file]
+    assert {p.name for p in path.parent.iterdir()} == {wheel.file, f"{wheel.file}.lock"}
 
 
 def test_altered_on_the_index(index: Path) -> None:
@@ -29,7 +29,7 @@ def test_altered_on_the_index(index: Path) -> None:
     write_wheel(index, "sample", {"sample/text.txt": b"other"})
     with pytest.raises(LowprecError, match=f"sample-1.0.*expected sha256 {wheel.sha256}, got "):
         fetch(wheel, lambda _: None)
-    assert not list((cache_dir() / "downloads").iterdir())
+    assert not list((cache_dir() / "downloads").rglob("*.whl"))
 
 
 def test_truncated_in_the_cache_is_removed_and_fetched_anew(index: Path) -> None:

@@ -98,7 +98,7 @@ def test_baseline_is_reused_only_when_whole_and_fitting(windows: Windows, tmp_pa
     made = make_baseline(tiny_llama(), windows, tmp_path, "a")
     assert made.path.stat().st_size == 5 * 47 * 259 * 4
     assert make_baseline(unwanted, windows, tmp_path, "a") == made
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["baseline.f32", "baseline.json"]
+    assert sorted(p.name for p in tmp_path.glob("*.*[!k]")) == ["baseline.f32", "baseline.json"]
     assert open_baseline(tmp_path, windows, "b") is None
     shorter = Windows(windows.ids[:4], windows.clusters[:4], None)
     assert open_baseline(tmp_path, shorter, "a") is None
@@ -114,7 +114,7 @@ def test_baseline_is_reused_only_when_whole_and_fitting(windows: Windows, tmp_pa
     assert open_baseline(tmp_path, windows, "a") is None
 
 
-def test_a_failed_baseline_leaves_none(windows: Windows, tmp_path: Path) -> None:
+def test_an_interrupted_baseline_is_none(windows: Windows, tmp_path: Path) -> None:
     model = tiny_llama()
     calls = []
 
@@ -126,7 +126,11 @@ def test_a_failed_baseline_leaves_none(windows: Windows, tmp_path: Path) -> None
 
     with pytest.raises(KeyboardInterrupt):
         make_baseline(failing, windows, tmp_path, "a")
-    assert not list(tmp_path.iterdir())
+    assert not (tmp_path / "baseline.f32").exists()
+    assert open_baseline(tmp_path, windows, "a") is None
+    make_baseline(model, windows, tmp_path, "a")
+    assert not list(tmp_path.glob("*.partial"))
+    assert open_baseline(tmp_path, windows, "a") is not None
 
 
 def test_bad_models(windows: Windows, tmp_path: Path) -> None:
