@@ -17,8 +17,9 @@ from lowprec.spec.projection import ROUNDINGS, Projection
 
 # Problems of one format that are listed before the rest is only counted.
 LISTED = 20
-# Of a format too large to go through: at most 2 to this power places are looked at.
-SAMPLED_BITS = 8
+# Of a format too large to go through: binades looked at, at each end of each sign.
+SAMPLED = 64
+NEAR = range(-3, 3)
 MODES: dict[str, Projection] = {
     name: Projection.model_validate({"rounding": name})
     for name in ROUNDINGS
@@ -119,9 +120,15 @@ def _codes(fmt: Format) -> list[int]:
     """Code points in rising order: all, or of a large format those around changes of binade."""
     if fmt.bits <= TABLE_BITS:
         return list(range(len(value_table(fmt))))
+    size = 1 << fmt.bits
     binade = fmt.precision - 1 if isinstance(fmt, FloatFormat) else fmt.bits - 1
-    steps = range(0, 1 << fmt.bits, 1 << max(binade, fmt.bits - SAMPLED_BITS))
-    return sorted({(s + k) % (1 << fmt.bits) for s in steps for k in range(-3, 3)})
+    borders = range(0, size, 1 << binade)
+    middle = len(borders) // 2
+    if middle > 2 * SAMPLED:
+        ends = (borders[:SAMPLED], borders[-SAMPLED:])
+        around = borders[middle - SAMPLED : middle + SAMPLED]
+        return sorted({(b + k) % size for part in (*ends, around) for b in part for k in NEAR})
+    return sorted({(b + k) % size for b in borders for k in NEAR})
 
 
 def _round_trip(fmt: Format) -> Iterator[str]:

@@ -28,26 +28,47 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """All values of a format are integer multiples of `unit`; so are its two ends."""
+    """What a projection asks of a format. All values are integer multiples of `unit`; the range
+    from `lowest` to `largest` is in those, too."""
 
     unit: Fraction
     lowest: int
     largest: int
+    zero: bool
+    negative_zero: bool
+    infinity: bool
+    negative_infinity: bool
+    nan: bool
 
 
 @lru_cache(maxsize=256)
 def _grid(fmt: Format) -> Grid:
+    zero = True
+    negative_infinity = False
     match fmt:
         case FloatFormat():
             unit = quantum(fmt)
+            zero = fmt.zero
+            negative_infinity = fmt.infinity and fmt.signed
         case IntFormat():
             unit = pow2(fmt.exponent)
         case CodebookFormat():
             values = [Fraction(v) for v in fmt.values if math.isfinite(v)]
             unit = Fraction(1, math.lcm(*(v.denominator for v in values)))
+            zero = 0 in fmt.values
+            negative_infinity = -math.inf in fmt.values
         case _:
             raise TypeError(f"no scalar format: {fmt!r}")
-    return Grid(unit, int(fmt.min_exact / unit), int(fmt.max_exact / unit))
+    return Grid(
+        unit,
+        int(fmt.min_exact / unit),
+        int(fmt.max_exact / unit),
+        zero,
+        fmt.has_negative_zero,
+        fmt.has_infinity,
+        negative_infinity,
+        fmt.has_nan,
+    )
 
 
 def project(
@@ -70,18 +91,18 @@ def project(
     if x != x:
         return math.nan
     minus = negative(x)
-    if not finite(x):
-        return _infinity(minus, fmt, projection)
-    if x == 0 and not _rounds_zero(fmt):
-        return _zero(minus, fmt, projection)
-    x = Fraction(0) if isinstance(x, float) else x
     grid = _grid(fmt)
+    if not finite(x):
+        return _infinity(minus, grid, projection)
+    x = Fraction(0) if isinstance(x, float) else x
+    if x == 0 and (grid.zero or isinstance(fmt, FloatFormat) or grid.lowest > 0):
+        return _zero(minus, fmt, projection)
     # x is n / d units, so that all that follows is between integers.
     n, d = x.numerator * grid.unit.denominator, x.denominator * grid.unit.numerator
-    rounded = _choose(n, d, _neighbours(n, d, fmt), projection, random).units
-    if not grid.lowest <= rounded <= grid.largest:
+    rounded = _choose(n, d, _neighbours(n, d, fmt), projection, random)
+    if not grid.lowest <= rounded.units <= grid.largest:
         return _overflow(minus, fmt, projection)
-    return rounded * grid.unit if rounded else _zero(minus, fmt, projection)
+    return rounded.units * grid.unit if rounded.units else _zero(minus, fmt, projection)
 
 
 def encode(
@@ -92,7 +113,7 @@ def encode(
 ) -> int:
     """The code point of `project(...)`; LowprecError for NaN in a format without NaN."""
     y = project(x, fmt, projection, random)
-    if y != y and not fmt.has_nan:
+    if y != y and not _grid(fmt).nan:
         raise LowprecError(f"{fmt.name}: NaN has no code point")
     return code_of(y, fmt)
 
@@ -102,11 +123,6 @@ def _check_random(projection: Projection, random: int | None) -> None:
         raise LowprecError("random bits belong to stochastic rounding, and it needs them")
     if projection.bits is not None and random is not None and random >> projection.bits != 0:
         raise LowprecError(f"random {random}: expected {projection.bits} bits")
-
-
-def _rounds_zero(fmt: Format) -> bool:
-    """Whether 0 lies between two values without being one: only in a codebook of both signs."""
-    return isinstance(fmt, CodebookFormat) and 0 not in fmt.values and _grid(fmt).lowest < 0
 
 
 # Neighbours: the values at or below and at or above n / d units, with the exponent unbounded.
@@ -197,54 +213,44 @@ def _choose(
 
 
 def _zero(minus: bool, fmt: Format, projection: Projection) -> Value:
-    has_zero = fmt.zero if isinstance(fmt, FloatFormat) else _grid(fmt).lowest <= 0
-    if has_zero:
-        return -0.0 if minus and fmt.has_negative_zero else Fraction(0)
-    if projection.saturation == "OvfInf" and fmt.has_nan:
+    grid = _grid(fmt)
+    if grid.zero:
+        return -0.0 if minus and grid.negative_zero else Fraction(0)
+    if projection.saturation == "OvfInf" and grid.nan:
         return math.nan
     if not isinstance(fmt, FloatFormat):
-        return fmt.min_exact
+        return grid.lowest * grid.unit
     return -fmt.min_positive_exact if minus and fmt.signed else fmt.min_positive_exact
 
 
-def _infinity(minus: bool, fmt: Format, projection: Projection) -> Value:
-    if projection.saturation == "SatFinite":
-        return _limit(minus, fmt)
-    if projection.saturation == "SatPropagate" and not _has_infinity(minus, fmt):
-        return _limit(minus, fmt)
-    return _infinite(minus, fmt)
+def _infinity(minus: bool, grid: Grid, projection: Projection) -> Value:
+    exists = grid.negative_infinity if minus else grid.infinity
+    if projection.saturation == "OvfInf" or (projection.saturation == "SatPropagate" and exists):
+        return _infinite(minus, grid)
+    return _limit(minus, grid)
 
 
 def _overflow(minus: bool, fmt: Format, projection: Projection) -> Value:
     """For a finite value that rounds beyond the range; negative ones of unsigned formats too."""
-    limit = _limit(minus, fmt)
+    grid = _grid(fmt)
     if projection.saturation != "OvfInf":
-        return limit
-    wrong_sign = minus and limit >= 0
+        return _limit(minus, grid)
+    wrong_sign = minus and grid.lowest >= 0
+    last = _neighbours(grid.lowest if minus else grid.largest, 1, fmt)[0]
     stays = (
         projection.rounding == "toward-zero"
         or projection.rounding == ("up" if minus else "down")
-        or (projection.rounding == "to-odd" and _odd(limit, fmt))
+        or (projection.rounding == "to-odd" and last.odd)
     )
-    return limit if stays and not wrong_sign else _infinite(minus, fmt)
+    return _limit(minus, grid) if stays and not wrong_sign else _infinite(minus, grid)
 
 
-def _limit(minus: bool, fmt: Format) -> Fraction:
-    return fmt.min_exact if minus else fmt.max_exact
-
-
-def _odd(limit: Fraction, fmt: Format) -> bool:
-    return _neighbours(int(limit / _grid(fmt).unit), 1, fmt)[0].odd
-
-
-def _infinite(minus: bool, fmt: Format) -> Value:
+def _infinite(minus: bool, grid: Grid) -> Value:
     """Inf where the format has it, else NaN, else the nearest finite value."""
-    if _has_infinity(minus, fmt):
+    if grid.negative_infinity if minus else grid.infinity:
         return -math.inf if minus else math.inf
-    return math.nan if fmt.has_nan else _limit(minus, fmt)
+    return math.nan if grid.nan else _limit(minus, grid)
 
 
-def _has_infinity(minus: bool, fmt: Format) -> bool:
-    if isinstance(fmt, CodebookFormat):
-        return (-math.inf if minus else math.inf) in fmt.values
-    return isinstance(fmt, FloatFormat) and fmt.infinity and (fmt.signed or not minus)
+def _limit(minus: bool, grid: Grid) -> Fraction:
+    return (grid.lowest if minus else grid.largest) * grid.unit

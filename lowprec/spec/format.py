@@ -246,6 +246,10 @@ class CodebookFormat(Format):
             raise ValueError("expected at least one finite positive value")
         return self
 
+    def __hash__(self) -> int:
+        # Formats are keys of caches; 65,536 values would be hashed at every look-up.
+        return hash((self.name, self.bits, len(self.values)))
+
     @property
     def max_exact(self) -> Fraction:
         return Fraction(max(v for v in self.values if math.isfinite(v)))
