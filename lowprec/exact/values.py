@@ -46,13 +46,28 @@ def identical(a: Value, b: Value) -> bool:
 
 def to_float(x: Value) -> float:
     """`x` as a Python float, exactly; LowprecError where float64 does not hold it."""
-    try:
-        number = float(x)
-    except OverflowError:
-        number = math.inf
+    number = _near(x)
     if not identical(exact(number), x):
-        raise LowprecError(f"{x} is no float64")
+        raise LowprecError(f"no float64: {show(x)}")
     return number
+
+
+def show(x: Value) -> str:
+    """A value for people: a float, or ``n * 2^e`` or a fraction where float64 does not hold it."""
+    if identical(exact(_near(x)), x) or isinstance(x, float):
+        return repr(float(x))
+    n, d = x.numerator, x.denominator
+    if d & (d - 1):
+        return str(x)
+    even = (n & -n).bit_length() - 1
+    return f"{n >> even} * 2^{even - d.bit_length() + 1}"
+
+
+def _near(x: Value) -> float:
+    try:
+        return float(x)
+    except OverflowError:
+        return math.inf
 
 
 def value(code: int, fmt: Format) -> Value:
@@ -139,7 +154,7 @@ def code_of(x: Value, fmt: Format) -> int:
         case CodebookFormat():
             code = _codebook_codes(fmt).get(_key(x))
     if code is None:
-        raise LowprecError(f"{fmt.name}: {x} is not among its values")
+        raise LowprecError(f"{fmt.name}: {show(x)} is not among its values")
     return code
 
 
