@@ -51,6 +51,15 @@ class Coverage:
         """Share of the FLOP of which at least one operand is quantized."""
         return sum(entry.share for entry in self.entries if entry.covered)
 
+    def __str__(self) -> str:
+        """A line for each row of `to_json`, and the total."""
+        lines = [
+            f"{row['share_of_flops']:8.3%}  {row['count']:4} x {row['modules']}  "
+            f"W {row['weight']}  A {row['activation']}  {row['reason']}".rstrip()
+            for row in self.to_json()
+        ]
+        return "\n".join([*lines, f"{self.share:8.3%}  of the FLOP of all matmuls is emulated"])
+
     def to_json(self) -> list[dict[str, Any]]:
         """A row for the modules that differ in layer numbers only and are treated alike."""
         rows: dict[tuple[str, ...], list[Entry]] = {}

@@ -62,6 +62,14 @@ def test_json_groups_the_layers(build):
     assert sum(row["share_of_flops"] for row in rows) == pytest.approx(1)
 
 
+def test_text_says_it_all_in_a_line_per_group(build):
+    lines = str(coverage(wrap(build("llama"), W4), tokens=16)).splitlines()
+    assert len(lines) == 9 + 1
+    up = f"2 x model.layers.*.mlp.up_proj  W {SPELLED}  A mxfp8_e4m3/floor/"
+    assert sum(up in line for line in lines) == 1
+    assert lines[-1].endswith("of the FLOP of all matmuls is emulated")
+
+
 def test_reasons(build):
     plain = by_path(build("llama"))
     assert {entry.reason for entry in plain.values()} == {
