@@ -264,7 +264,7 @@ def _trace(model: str, batch: int, tokens: int, context: int) -> Workload:
     from lowprec.studies.throughput import Job, tracer
 
     shape = load_shape(model, lambda message: print(message, file=sys.stderr))
-    phase = "decode" if context else "prefill"
+    phase = "decode" if tokens == 1 and context else "prefill"
     return tracer(shape)(Job(phase, batch, tokens, context))
 
 

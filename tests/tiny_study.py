@@ -11,13 +11,13 @@ name = "tiny"
 seed = 1
 
 [accuracy]
-model = "model"
+model = "./model"
 text = "text.txt"
 length = 32
 windows = 3
 
 [throughput]
-models = ["model"]
+models = ["./model"]
 machines = ["b200", "h100_sxm"]
 
 [[throughput.workloads]]

@@ -170,7 +170,7 @@ def layer_chart(report: Report) -> dict[str, Any] | None:
         .transform_filter("datum.recipe === the_recipe")
         .mark_line(point=alt.OverlayMarkDef(size=28), strokeWidth=1.2)
         .encode(
-            x=alt.X("layer:Q").title("Layer").scale(nice=False),
+            x=alt.X("layer:Q").title("Layer").scale(nice=False).axis(format="d", tickMinStep=1),
             color=alt.Color("kind:N")
             .title("Module")
             .scale(scheme="tableau10")

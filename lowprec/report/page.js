@@ -74,6 +74,7 @@ function bigTable(place) {
       row.slice(0, columns.length).forEach((cell) => {
         const made = element("td", line, show(cell));
         if (typeof cell === "number") made.className = "number";
+        else if (made.textContent.length > 60) made.className = "long";
       });
     });
     count.textContent = kept.length

@@ -118,7 +118,9 @@ class Bench:
 def load_bench(asked: Accuracy, seed: int, where: str, store: Store, progress: Progress) -> Bench:
     """Load the model and the text and cut the windows; LowprecError where one is not to be had."""
     with progress.task(f"loading {asked.model}"):
-        loaded = load_model(asked.model, say=progress.say, where=where and f"{where}: accuracy.model")
+        loaded = load_model(
+            asked.model, say=progress.say, where=where and f"{where}: accuracy.model"
+        )
     with progress.task(f"loading {asked.text}"):
         text = load_text(asked.text, say=progress.say, where=where and f"{where}: accuracy.text")
         windows = cut(text, loaded.tokenizer, asked.length, asked.windows)

@@ -137,8 +137,7 @@ class _Run:
         for path in self.store.corrupt[known:]:
             self.progress.say(f"{path}: damaged; computed anew")
         start = time.perf_counter()
-        record = compute()
-        self.store.write(record)
+        record = self.store.write(compute())
         self.store.time(name, time.perf_counter() - start)
         self.computed += 1
         return record

@@ -69,8 +69,11 @@ class Store:
             return None
         return record
 
-    def write(self, record: Record) -> None:
-        write_atomically(self.path(record.name), dump(record))
+    def write(self, record: Record) -> Record:
+        """Store a record; the answer is what `read` will give, in order and type of all parts."""
+        text = dump(record)
+        write_atomically(self.path(record.name), text)
+        return Record.model_validate_json(text)
 
     def time(self, name: str, seconds: float) -> None:
         """Note how long a cell took, apart from the records, which are free of wall time."""

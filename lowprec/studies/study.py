@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -43,8 +43,10 @@ class WorkloadGrid(Spec):
 
     @model_validator(mode="after")
     def _possible(self) -> WorkloadGrid:
-        if self.phase == "decode" and self.context == 0:
-            raise ValueError("phase 'decode' needs a context of 1 token or more")
+        if (self.tokens == 1 and self.context > 0) != (self.phase == "decode"):
+            raise ValueError(
+                "phase 'decode' needs tokens = 1 and a context of 1 or more, 'prefill' any other"
+            )
         return self
 
 
@@ -99,24 +101,37 @@ def load_study(path: str | Path) -> Study:
     """
     path = Path(path)
     data = read_toml(path)
-    entries = data.get("recipes")
-    if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
+    # Table by table, so that an error has the nearest key of its own table.
+    for key, cls in (("accuracy", Accuracy), ("throughput", Throughput)):
+        if isinstance(data.get(key), dict):
+            data[key] = _table(cls, data[key], f"{path}: {key}")
+    if isinstance(data.get("recipes"), list):
         data["recipes"] = [
-            _recipe(entry, f"{path}: recipes.{i}", path.parent) for i, entry in enumerate(entries)
+            _recipe(entry, f"{path}: recipes.{i}", path.parent)
+            for i, entry in enumerate(data["recipes"])
         ]
     study = build(Study, data, str(path))
     return study.model_copy(update=_anchored(study, path.parent))
 
 
-def _recipe(entry: Mapping[str, Any], where: str, folder: Path) -> dict[str, Any]:
+def _table(cls: type[Spec], table: dict[str, Any], where: str) -> Spec:
+    grids = table.get("workloads")
+    if cls is Throughput and isinstance(grids, list):
+        built = [build(WorkloadGrid, g, f"{where}.workloads.{i}") for i, g in enumerate(grids)]
+        table = {**table, "workloads": built}
+    return build(cls, table, where)
+
+
+def _recipe(entry: Any, where: str, folder: Path) -> NamedRecipe:
+    if not isinstance(entry, dict):
+        raise LowprecError(f"{where}: expected a table with name and recipe")
     source = entry.get("recipe")
     if isinstance(source, str | dict):
-        if isinstance(source, str):
-            source = _path(source, folder)
-        return {**entry, "recipe": load_recipe(source, f"{where}.recipe")}
-    if source is not None:
+        source = _path(source, folder) if isinstance(source, str) else source
+        entry = {**entry, "recipe": load_recipe(source, f"{where}.recipe")}
+    elif source is not None:
         raise LowprecError(f"{where}.recipe: expected a text, a .toml file or a table")
-    return dict(entry)
+    return build(NamedRecipe, entry, where)
 
 
 def _anchored(study: Study, folder: Path) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Job:
     @property
     def name(self) -> str:
         """As tables and charts have it."""
-        if self.phase == "decode" and self.tokens == 1:
+        if self.phase == "decode":
             return f"decode, batch {self.batch}, context {self.context}"
         behind = f" after {self.context}" if self.context else ""
         return f"{self.phase}, batch {self.batch}, {self.tokens} tokens{behind}"
@@ -103,11 +103,11 @@ def price(
                 "seconds": found.seconds,
                 "chips": found.chips,
                 "bound": found.bound,
-                "shares": found.shares,
+                "shares": dict(found.shares),
                 "weight_bytes": found.weight_bytes,
                 "cache_bytes": found.cache_bytes,
                 "fallbacks": sorted({term.reason for term in found.terms if not term.native}),
-                "notes": found.notes,
+                "notes": list(found.notes),
             }
         )
     return Record(
