@@ -54,7 +54,7 @@ def main_chart(report: Report, interactive: bool = True) -> dict[str, Any] | Non
     prices = price_table(report)
     rows = [] if interactive else _shown(report, place_labels(prices, accuracy))
     params, selected = _selectors(report, prices)
-    base = alt.Chart(alt.Data(values=rows, name="prices"))
+    base = alt.Chart(_data(rows, "prices"))
     panels = [
         _panel(base.transform_filter(selected), accuracy, *loss).properties(
             width=WIDTH, height=HEIGHT
@@ -106,9 +106,7 @@ def _panel(base: Any, accuracy: list[dict[str, Any]], key: str, title: str, fron
     import altair as alt
 
     fields = ["scope", "bits", key, f"{key}_lo", f"{key}_hi"]
-    base = base.transform_lookup(
-        "recipe", alt.LookupData(alt.Data(values=accuracy), "recipe", fields)
-    )
+    base = base.transform_lookup("recipe", alt.LookupData(_data(accuracy), "recipe", fields))
     base = base.transform_filter(f"isValid(datum.{key})").encode(
         x=alt.X("tokens_per_second:Q")
         .scale(type="log", nice=False, padding=PAD_X)
@@ -166,7 +164,7 @@ def layer_chart(report: Report) -> dict[str, Any] | None:
     bind = alt.binding_select(options=names, name="Recipe: ")
     choice = alt.param(name="the_recipe", bind=bind, value=names[0])
     base = (
-        alt.Chart(alt.Data(values=[], name="layers"))
+        alt.Chart(_data([], "layers"))
         .transform_filter("datum.recipe === the_recipe")
         .mark_line(point=alt.OverlayMarkDef(size=28), strokeWidth=1.2)
         .encode(
@@ -211,6 +209,13 @@ def place_labels(table: Table, accuracy: list[dict[str, Any]]) -> Table:
 
 def _mark(recipe: str, speed: float, row: dict[str, Any], key: str) -> Mark:
     return Mark(recipe, speed, row[key], row[f"{key}_lo"], row[f"{key}_hi"])
+
+
+def _data(rows: list[dict[str, Any]], name: str | None = None) -> Any:
+    import altair as alt
+
+    make: Any = alt.Data  # altair leaves it without types
+    return make(values=rows, name=name) if name else make(values=rows)
 
 
 def compile_chart(chart: Any) -> dict[str, Any]:

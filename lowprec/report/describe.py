@@ -32,7 +32,7 @@ def describe(fmt: Format | BlockFormat) -> dict[str, Any]:
     if isinstance(fmt, BlockFormat):
         parts = ("element", "scale", "tensor_scale")
         data |= {part: data[part]["name"] if data[part] else None for part in parts}
-        element = fmt.element
+        element: Format = fmt.element
         data["bits_per_element"] = fmt.bits_per_element
     else:
         element = fmt

@@ -41,6 +41,7 @@ def html(report: Report) -> str:
     """The page, with its data, its style and the chart library inside."""
     import jinja2
     import vl_convert
+    from markupsafe import Markup
 
     from lowprec import __version__
 
@@ -53,7 +54,8 @@ def html(report: Report) -> str:
         "layer_chart": layer_chart(report),
     }
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    safe = jinja2.filters.Markup
+    safe = Markup
+    bundle: Any = vl_convert.javascript_bundle  # its types forget that no argument is needed
     return environment.from_string(_resource("template.html")).render(
         report=report,
         accuracy=accuracy_rows(report),
@@ -63,7 +65,7 @@ def html(report: Report) -> str:
         version=__version__,
         css=safe(_resource("page.css")),
         js=safe(_resource("page.js")),
-        vega=safe(_script(vl_convert.javascript_bundle())),
+        vega=safe(_script(bundle())),
         data=safe(_json(data)),
     )
 

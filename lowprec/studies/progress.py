@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 Update = Callable[[int, int], None]
@@ -16,13 +16,7 @@ class Progress(Protocol):
 
     def say(self, message: str) -> None: ...
 
-    def task(self, title: str) -> _Task: ...
-
-
-class _Task(Protocol):
-    def __enter__(self) -> Update: ...
-
-    def __exit__(self, *_: object) -> None: ...
+    def task(self, title: str) -> AbstractContextManager[Update]: ...
 
 
 class PlainProgress:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lowprec import report
 from lowprec.perf import Machine
@@ -99,7 +100,7 @@ class _Run:
 
     def _accuracy(self, bench: Bench) -> list[Record]:
         return [
-            self._cell("accuracy", bench.subject(named.recipe), lambda n=named: bench.measure(n))
+            self._cell("accuracy", bench.subject(named.recipe), partial(bench.measure, named))
             for named in self.plan.recipes
         ]
 
@@ -121,13 +122,13 @@ class _Run:
                 record = self._cell(
                     "throughput",
                     subject(recipe, shape, each, todo),
-                    lambda r=recipe, s=shape, m=each: price(r, s, m, todo, traced[s.name]),
+                    partial(price, recipe, shape, each, todo, traced[shape.name]),
                 )
                 priced.append(Priced(named.name, shape.name, each.name, record))
                 update(done, len(cells))
         return priced
 
-    def _cell(self, kind: str, subject: dict, compute: Callable[[], Record]) -> Record:
+    def _cell(self, kind: str, subject: dict[str, Any], compute: Callable[[], Record]) -> Record:
         """The stored record of a cell, or a new one."""
         name = digest({"kind": kind, "subject": subject})
         known = len(self.store.corrupt)

@@ -30,7 +30,7 @@ def build_report(
     plan: Study, accuracy: Sequence[Record], priced: Sequence[Priced], machines: Sequence[Machine]
 ) -> Report:
     """All that the report shows. The chart opens with the first model, machine and workload."""
-    records = accuracy or [None] * len(plan.recipes)
+    records: list[Record | None] = [*accuracy] or [None] * len(plan.recipes)
     candidates = tuple(
         Candidate(named.name, named.recipe, record)
         for named, record in zip(plan.recipes, records, strict=True)
