@@ -47,23 +47,31 @@ class BlockFormat(Spec):
             return float(self.element.bits)
         return self.element.bits + self.scale.bits / math.prod(self.block)
 
-    def scale_shape(self, shape: tuple[int, ...], axis: int = -1) -> tuple[int, ...]:
-        """Shape of the scales of a tensor of `shape` blocked along `axis`; ragged tails count.
+    def block_sizes(self, shape: tuple[int, ...], axis: int = -1) -> tuple[int, ...]:
+        """Elements of a block along every dimension of a tensor of `shape` blocked along `axis`.
 
-        Two-dimensional tiles take the other direction from the last axis that is not `axis`.
+        Two-dimensional tiles take the other direction from the last dimension that is not `axis`.
+        LowprecError for an axis or a tile that the shape does not have.
         """
         if self.block == "tensor":
-            return (1,) * len(shape)
+            return tuple(max(n, 1) for n in shape)
+        if not -len(shape) <= axis < len(shape):
+            raise LowprecError(f"{self.name}: axis {axis} of a tensor of shape {shape}")
         axis %= len(shape)
         sizes = [1] * len(shape)
-        sizes[axis] = shape[axis] if self.block == "channel" else self.block[-1]
+        sizes[axis] = max(shape[axis], 1) if self.block == "channel" else int(self.block[-1])
         if not isinstance(self.block, str) and len(self.block) == 2:
             if len(shape) < 2:
                 raise LowprecError(
                     f"{self.name}: tiles {self.block} need a tensor of rank 2 or more"
                 )
             sizes[-1 if axis != len(shape) - 1 else -2] = self.block[0]
-        return tuple(-(-n // size) if size else 0 for n, size in zip(shape, sizes, strict=True))
+        return tuple(sizes)
+
+    def scale_shape(self, shape: tuple[int, ...], axis: int = -1) -> tuple[int, ...]:
+        """Shape of the block scales of a tensor of `shape`; a ragged tail has one of its own."""
+        sizes = self.block_sizes(shape, axis)
+        return tuple(-(-n // size) for n, size in zip(shape, sizes, strict=True))
 
     def storage_bits_of(self, shape: tuple[int, ...], axis: int = -1) -> int:
         """Bits that a tensor of `shape` takes: elements, block scales and the tensor scale."""
