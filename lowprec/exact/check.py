@@ -42,14 +42,18 @@ def check_facts(fmt: Format | BlockFormat, facts: Facts) -> list[str]:
             continue
         if fact not in derived:
             problems.append(f"{fmt.name}: {fact}: stated {stated}, but it has none")
-        elif Fraction(stated) != _nearest_float(derived[fact]):
+        elif not identical(exact(stated), _nearest_float(derived[fact])):
             problems.append(f"{fmt.name}: {fact}: stated {stated}, derived {show(derived[fact])}")
     element = fmt.element if isinstance(fmt, BlockFormat) else fmt
-    return problems + [
-        f"{fmt.name}: codes.{code}: stated {stated}, derived {found}"
-        for code, stated in facts.codes.items()
-        for found in _code_problem(int(code, 16), stated, element)
-    ]
+    for code, stated in facts.codes.items():
+        try:
+            found = value(int(code, 16), element)
+        except LowprecError as error:
+            problems.append(f"{fmt.name}: codes.{code}: stated {stated}, but {error}")
+            continue
+        if not identical(found, exact(stated)):
+            problems.append(f"{fmt.name}: codes.{code}: stated {stated}, derived {show(found)}")
+    return problems
 
 
 def _derived(fmt: Format | BlockFormat) -> dict[str, Fraction]:
@@ -83,14 +87,6 @@ def _nearest_float(x: Fraction) -> Fraction:
         return Fraction(float(x))
     except OverflowError:
         return x
-
-
-def _code_problem(code: int, stated: float, fmt: Format) -> list[str]:
-    try:
-        found = value(code, fmt)
-    except LowprecError as error:
-        return [str(error)]
-    return [] if identical(found, exact(stated)) else [show(found)]
 
 
 def conformance(fmt: Format | BlockFormat) -> list[str]:
@@ -187,15 +183,17 @@ def _projections(fmt: Format) -> Iterator[str]:
 def _between(low: Fraction, high: Fraction, fmt: Format) -> Iterator[str]:
     """A quarter, a half and three quarters of the way between neighbours of one sign."""
     inner, outer = (low, high) if low >= 0 else (high, low)
-    # Of two codes in a row one is even; the order of a codebook's says nothing of its ranks.
-    even, odd = (low, high) if code_of(low, fmt) % 2 == 0 else (high, low)
-    book = isinstance(fmt, CodebookFormat)
+    # Of two codes in a row one is even; a codebook's say nothing of its ranks.
+    evens, odds = {low, high}, {low, high}
+    if not isinstance(fmt, CodebookFormat):
+        even_below = code_of(low, fmt) % 2 == 0
+        evens, odds = ({low}, {high}) if even_below else ({high}, {low})
     half = (low + high) / 2
     expected = [
         ((low + half) / 2, "nearest-even", {low}),
         ((half + high) / 2, "nearest-even", {high}),
-        (half, "nearest-even", {low, high} if book else {even}),
-        (half, "to-odd", {low, high} if book else {odd}),
+        (half, "nearest-even", evens),
+        (half, "to-odd", odds),
         (half, "nearest-away", {outer}),
         (half, "toward-zero", {inner}),
         (half, "up", {high}),

@@ -84,7 +84,8 @@ def project(
 
     A codebook does not say how it goes on: beyond its largest and its smallest value the last gap
     is repeated once, so that OvfInf overflows where rounding gives that next value. With values
-    of both signs but no zero, 0 is a number like others between its two neighbours.
+    of both signs but no zero, 0 is a number like others between its two neighbours, and
+    toward-zero takes the smaller magnitude of these, of equal ones the positive value.
     """
     _check_random(projection, random)
     x = exact(x)
@@ -190,7 +191,7 @@ def _choose(
     toward_zero, away = (low, high) if n >= 0 else (high, low)
     match projection.rounding:
         case "toward-zero":
-            return toward_zero
+            return min(high, low, key=lambda point: abs(point.units))
         case "up":
             return high
         case "down":
