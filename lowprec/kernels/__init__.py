@@ -1,0 +1,6 @@
+"""The fast path: projection and block quantization of torch tensors."""
+
+from lowprec.kernels.api import cast, decode, encode, fake_quantize, quantize
+from lowprec.kernels.qtensor import QTensor, dequantize
+
+__all__ = ["QTensor", "cast", "decode", "dequantize", "encode", "fake_quantize", "quantize"]

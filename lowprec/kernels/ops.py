@@ -1,0 +1,55 @@
+"""fake_quantize as an operator that autograd and torch.compile know."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lowprec.errors import LowprecError
+from lowprec.kernels.block import scaled
+from lowprec.kernels.element import projector
+from lowprec.kernels.word import word_of
+from lowprec.spec.block import BlockFormat
+from lowprec.spec.quantizer import Quantizer
+
+
+def define(x: Tensor, quantizer: Quantizer, axis: int, random: Tensor | None) -> Tensor:
+    """The definition in torch."""
+    fmt = quantizer.format
+    if x.numel() == 0:
+        return x.clone()
+    if isinstance(fmt, BlockFormat):
+        return scaled(x.float(), quantizer, axis, random).values.to(x.dtype)
+    word = word_of(x.dtype)
+    return projector(fmt, quantizer.projection, word)(x.to(word.dtype), random).to(x.dtype)
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, quantizer: Quantizer, axis: int, random: Tensor | None) -> Tensor:
+        return define(x, quantizer, axis, random)
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: tuple[object, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: object, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG004
+        return gradient, None, None, None
+
+
+def fake_quantize(
+    x: Tensor, quantizer: Quantizer, axis: int, random: Tensor | None, out: Tensor | None
+) -> Tensor:
+    if out is not None:
+        if out.shape != x.shape or out.dtype != x.dtype:
+            raise LowprecError(
+                f"out: {out.dtype} of shape {tuple(out.shape)}; expected {x.dtype} of shape "
+                f"{tuple(x.shape)}"
+            )
+        if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+            raise LowprecError("out= takes no part in autograd; use torch.no_grad()")
+        return out.copy_(define(x, quantizer, axis, random))
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _StraightThrough.apply(x, quantizer, axis, random)
+    return define(x, quantizer, axis, random)
