@@ -12,7 +12,9 @@ from pydantic import BaseModel, ConfigDict
 class Spec(BaseModel):
     """Frozen and strict: unknown keys and wrong types do not construct."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, defer_build=True, ser_json_inf_nan="constants"
+    )
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; `type(self).model_validate` of its JSON text gives an equal object."""

@@ -11,7 +11,7 @@ import math
 from fractions import Fraction
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from lowprec.spec.base import Spec
 
@@ -235,6 +235,12 @@ class CodebookFormat(Format):
     kind: Literal["codebook"]
     values: Annotated[tuple[float, ...], Field(min_length=2, max_length=1 << 16)]
 
+    @field_validator("values")
+    @classmethod
+    def _one_nan(cls, values: tuple[float, ...]) -> tuple[float, ...]:
+        # One NaN object: tuples compare it by identity, and equal formats must be equal.
+        return tuple(math.nan if v != v else v for v in values)
+
     @model_validator(mode="after")
     def _possible(self) -> CodebookFormat:
         if self.bits > 16 or len(self.values) > 1 << self.bits:
@@ -244,6 +250,8 @@ class CodebookFormat(Format):
             raise ValueError("two code points have the same value")
         if not any(math.isfinite(v) and v > 0 for v in self.values):
             raise ValueError("expected at least one finite positive value")
+        if (-1, 0) in keys and (1, 0) not in keys:
+            raise ValueError("-0.0 needs 0.0 beside it")
         return self
 
     def __hash__(self) -> int:
