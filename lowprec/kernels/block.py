@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowprec.errors import LowprecError
 from lowprec.kernels.arith import product
 from lowprec.kernels.element import Projector, projector
 from lowprec.kernels.scale import ScaleRule, block_scale, rule_of, tensor_scale, whole_scale
@@ -58,7 +57,7 @@ def scaled(x: Tensor, quantizer: Quantizer, axis: int, random: Tensor | None) ->
     fmt = quantizer.format
     assert isinstance(fmt, BlockFormat)
     numbers = numbers_of(quantizer)
-    sizes = block_sizes(fmt, x.shape, axis)
+    sizes = fmt.block_sizes(tuple(x.shape), axis)
     pattern = x.view(torch.int32) & FLOAT32.magnitude
     amax = block_amax(pattern, sizes)
     tensor = tensor_scale(amax.amax(), numbers.rule) if amax.numel() else None
@@ -67,22 +66,6 @@ def scaled(x: Tensor, quantizer: Quantizer, axis: int, random: Tensor | None) ->
     units = torch.where(whole == 0, x * 0, x / whole)
     elements = numbers.element(units.to(numbers.element.word.dtype), random)
     return Scaled(elements, scale, tensor, whole)
-
-
-def block_sizes(fmt: BlockFormat, shape: torch.Size, axis: int) -> tuple[int, ...]:
-    """Elements of a block along each axis of a tensor of `shape`."""
-    if fmt.block == "tensor":
-        return tuple(shape)
-    if not shape:
-        raise LowprecError(f"{fmt.name}: a tensor of rank 0 has no axis to block")
-    axis %= len(shape)
-    sizes = [1] * len(shape)
-    sizes[axis] = shape[axis] if fmt.block == "channel" else fmt.block[-1]
-    if not isinstance(fmt.block, str) and len(fmt.block) == 2:
-        if len(shape) < 2:
-            raise LowprecError(f"{fmt.name}: tiles {fmt.block} need a tensor of rank 2 or more")
-        sizes[-2 if axis == len(shape) - 1 else -1] = fmt.block[0]
-    return tuple(sizes)
 
 
 def block_amax(pattern: Tensor, sizes: tuple[int, ...]) -> Tensor:

@@ -7,7 +7,6 @@ Stochastic rounding finds the gap that x lies in and compares in exact sums of f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -71,18 +70,15 @@ def steps_of(fmt: CodebookFormat, projection: Projection, word: Word) -> Steps:
     finite = sorted({Fraction(v) for v in fmt.values if abs(v) < float("inf")})
     zero_is_special = finite[0] >= 0 or 0 in finite
     points = _points(finite, ends, word)
+    answers = tuple(point.answer for point in points)
     if projection.bits is not None:
         thresholds = tuple(_key(point.value, False, word) for point in points[1:])
         gaps = tuple(_gap(low, high, projection.bits, fmt) for low, high in pairwise(points))
-        answers = tuple(point.answer for point in points)
         return Steps(word, thresholds, answers, zero_is_special, ends, gaps, projection.bits)
-    steps = [
-        (_key(at, beyond, word), answer)
-        for low, high in pairwise(points)
-        for at, beyond, answer in _steps(low, high, projection.rounding)
-    ]
-    thresholds, answers = zip(*steps, strict=True)
-    return Steps(word, thresholds, (points[0].answer, *answers), zero_is_special, ends)
+    thresholds = tuple(
+        _key(*_threshold(low, high, projection.rounding), word) for low, high in pairwise(points)
+    )
+    return Steps(word, thresholds, answers, zero_is_special, ends)
 
 
 def _points(finite: list[Fraction], ends: Ends, word: Word) -> list[Point]:
@@ -104,27 +100,21 @@ def _points(finite: list[Fraction], ends: Ends, word: Word) -> list[Point]:
     ]
 
 
-def _steps(low: Point, high: Point, rounding: str) -> Iterator[tuple[Fraction, bool, int]]:
-    """(at, beyond, answer): from `at` on, or beyond it, the answer holds."""
+def _threshold(low: Point, high: Point, rounding: str) -> tuple[Fraction, bool]:
+    """(at, beyond): the upper of two neighbours is the answer from `at` on, or beyond it."""
     middle = (low.value + high.value) / 2
-    at_high, beyond_low = (high.value, False, high.answer), (low.value, True, high.answer)
     match rounding:
-        case "down":
-            yield at_high
-        case "up":
-            yield beyond_low
-        case "toward-zero" if low.value < 0 < high.value:
-            yield beyond_low
-            yield Fraction(0), False, low.answer
-            yield at_high
-        case "toward-zero":
-            yield at_high if low.value >= 0 else beyond_low
         case "nearest-even":
-            yield middle, high.odd and not low.odd, high.answer
+            return middle, high.odd and not low.odd
         case "nearest-away":
-            yield middle, middle < 0, high.answer
+            return middle, middle < 0
+        case "toward-zero":
+            up = abs(high.value) <= abs(low.value)
         case "to-odd":
-            yield at_high if low.odd and not high.odd else beyond_low
+            up = high.odd or not low.odd
+        case _:
+            up = rounding == "up"
+    return (low.value, True) if up else (high.value, False)
 
 
 def _key(at: Fraction, beyond: bool, word: Word) -> int:

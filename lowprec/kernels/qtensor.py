@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels.arith import product
-from lowprec.kernels.block import block_sizes, scaled, spread
+from lowprec.kernels.block import scaled, spread
 from lowprec.kernels.codec import check_codes, codes_of, store_codes, values_of
 from lowprec.kernels.element import projector
 from lowprec.kernels.scale import whole_scale
@@ -103,5 +103,5 @@ def dequantize(q: QTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     elements = decode_tensor(q.codes, fmt.element, word)
     scale = decode_tensor(q.scales, fmt.scale, FLOAT32.dtype)
     whole = whole_scale(scale, q.tensor_scale)
-    sizes = block_sizes(fmt, q.shape, q.axis)
+    sizes = fmt.block_sizes(tuple(q.shape), q.axis)
     return product(elements, spread(whole, sizes, q.shape)).to(dtype)
