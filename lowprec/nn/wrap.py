@@ -30,8 +30,8 @@ def wrap(model: Model, recipe: Recipe | Mapping[str, Any] | str | Path) -> Model
     Weights are quantized now, activations at every call; blocks run along K. Modules without a
     rule, or of any other class, stay as they are. A weight that other modules share is quantized
     for the module with the rule only.
-    LowprecError: a model that is wrapped already; a rule that matches none of these modules; a
-    module whose `forward` something else has replaced.
+    LowprecError: a model that is wrapped already; a rule that matches none of these modules, or
+    rounds stochastically; a module whose `forward` something else has replaced.
     """
     recipe = load_recipe(recipe)
     if recipe_of(model) is not None or any(isinstance(m, Quantized) for m in model.modules()):
@@ -39,6 +39,12 @@ def wrap(model: Model, recipe: Recipe | Mapping[str, Any] | str | Path) -> Model
     linears = {path: m for path, m in model.named_modules() if type(m) in REPLACEMENTS}
     for rule in recipe.unused(list(linears)):
         raise LowprecError(_unmatched(rule, recipe, linears))
+    for rule in recipe.rules:
+        if any(q and q.projection.bits is not None for q in (rule.weight, rule.activation)):
+            raise LowprecError(
+                f"recipe {recipe.name!r}: rule {rule.match!r} rounds stochastically, which modules "
+                "cannot do yet"
+            )
     todo = [(path, linears[path], recipe.rule_for(path)) for path in linears]
     todo = [(path, module, rule) for path, module, rule in todo if rule and not rule.keep]
     for path, module, _ in todo:

@@ -240,10 +240,11 @@ def test_generate_gives_the_same_tokens_with_and_without_a_cache(build, ids, fam
             "*.embed_tokens: keep; *: weight=mxfp4/floor",
             "rule '*.embed_tokens' matches no nn.Linear",
         ),
+        ("*: activation=mxfp4/floor/stochastic:8", "rule '*' rounds stochastically"),
         ("*.experts.*: weight=mxfp4/floor", "rule '*.experts.*' matches no nn.Linear or Conv1D"),
     ],
 )
-def test_a_rule_that_matches_nothing_is_an_error_and_wraps_nothing(build, recipe, message):
+def test_a_rule_that_cannot_apply_is_an_error_and_wraps_nothing(build, recipe, message):
     model = build("qwen3-moe")
     with pytest.raises(LowprecError) as error:
         wrap(model, recipe)
