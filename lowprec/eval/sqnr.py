@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from lowprec.kernels import fake_quantize
+from lowprec.nn import Quantized
 from lowprec.nn.wrap import REPLACEMENTS
 from lowprec.spec import Quantizer, Recipe
 
 
-def sqnr_db(x: torch.Tensor, quantizer: Quantizer, axis: int = -1) -> float:
-    """``10 log10(sum x^2 / sum (x - Q(x))^2)`` in dB, the sums in float64.
+def sqnr_db(x: torch.Tensor, quantized: torch.Tensor) -> float:
+    """``10 log10(sum x^2 / sum (x - quantized)^2)`` in dB, the sums in float64.
 
-    Inf where Q leaves `x` as it is; NaN where `x` or Q(x) holds NaN or Inf.
+    Inf where both are equal, -Inf where only `x` is all zero, NaN where one holds NaN or Inf.
     """
-    quantized = fake_quantize(x, quantizer, axis=axis)
     noise = (x.double() - quantized.double()).square().sum().item()
     signal = x.double().square().sum().item()
     if noise == 0:
@@ -26,37 +28,41 @@ def sqnr_db(x: torch.Tensor, quantizer: Quantizer, axis: int = -1) -> float:
     return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
-@torch.inference_mode()
-def layer_sqnr(model: Any, recipe: Recipe, ids: torch.Tensor) -> list[dict[str, Any]]:
-    """Per module that `recipe` quantizes, in the model's order: path, weight_db, activation_db.
+def weight_sqnr(model: nn.Module) -> dict[str, float]:
+    """By path, the dB of each weight that the wrapped `model` has quantized."""
+    return {
+        path: sqnr_db(module.weight.detach(), module.quantized_weight())
+        for path, module in model.named_modules()
+        if isinstance(module, Quantized) and module.rule.weight is not None
+    }
 
-    `model` is not wrapped: the activations are what the unquantized model has at each module for
-    the tokens `ids` [n, L], so that a ratio speaks of one layer and not of those before it. None
-    for an operand that the recipe leaves alone, or a module that the tokens did not reach.
+
+@torch.inference_mode()
+def activation_sqnr(model: Any, recipe: Recipe, ids: torch.Tensor) -> dict[str, float]:
+    """By path, the dB of each input that `recipe` quantizes, for the tokens `ids` [n, L].
+
+    `model` is not wrapped: the inputs are those of the unquantized model, so that a ratio speaks
+    of one layer and not of those before it. A module that is called several times has its last
+    call's; one that the tokens do not reach has none.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, float] = {}
     hooks = []
     for path, module in model.named_modules():
         rule = recipe.rule_for(path) if type(module) in REPLACEMENTS else None
-        if rule is None or rule.keep:
-            continue
-        entry = found[path] = {"path": path, "weight_db": None, "activation_db": None}
-        if rule.weight is not None:
-            axis = REPLACEMENTS[type(module)].weight_axis
-            entry["weight_db"] = sqnr_db(module.weight.detach(), rule.weight, axis)
-        if rule.activation is not None:
-            hooks.append(module.register_forward_pre_hook(_measure(entry, rule.activation)))
+        if rule is not None and rule.activation is not None:
+            measure = _hook(rule.activation, partial(found.__setitem__, path))
+            hooks.append(module.register_forward_pre_hook(measure))
     try:
         if hooks:
             model(input_ids=ids, use_cache=False)
     finally:
         for hook in hooks:
             hook.remove()
-    return list(found.values())
+    return found
 
 
-def _measure(entry: dict[str, Any], quantizer: Quantizer) -> Any:
-    def hook(_module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        entry["activation_db"] = sqnr_db(inputs[0], quantizer)
+def _hook(quantizer: Quantizer, keep: Callable[[float], None]) -> Any:
+    def measure(_module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        keep(sqnr_db(inputs[0], fake_quantize(inputs[0], quantizer)))
 
-    return hook
+    return measure

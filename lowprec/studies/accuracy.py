@@ -23,7 +23,7 @@ from lowprec.eval import (
     load_text,
     make_baseline,
 )
-from lowprec.eval.sqnr import layer_sqnr
+from lowprec.eval.sqnr import activation_sqnr, weight_sqnr
 from lowprec.nn import coverage, unwrap, wrap
 from lowprec.nn.wrap import REPLACEMENTS
 from lowprec.spec.base import digest
@@ -92,12 +92,13 @@ class Bench:
         model, baseline = self.loaded.model, self.baseline
         first = torch.from_numpy(self.windows.ids[:1])
         torch.manual_seed(self.seed)
-        layers = layer_sqnr(model, named.recipe, first)
+        inputs = activation_sqnr(model, named.recipe, first)
         try:
             wrapped = wrap(model, named.recipe)
             with self.progress.task(named.name) as update:
                 result = evaluate_windows(wrapped, self.windows, baseline, update)
             covered = coverage(wrapped)
+            weights = weight_sqnr(wrapped)
         finally:
             unwrap(model)
         return Record(
@@ -107,7 +108,7 @@ class Bench:
             details={
                 "intervals": intervals(result),
                 "coverage": covered.to_json(),
-                "layers": layers,
+                "layers": layers(weights, inputs),
                 "tokens": result["n_tokens"],
                 "clusters": result["n_clusters"],
             },
@@ -125,6 +126,14 @@ def load_bench(asked: Accuracy, seed: int, where: str, store: Store, progress: P
         text = load_text(asked.text, say=progress.say, where=where and f"{where}: accuracy.text")
         windows = cut(text, loaded.tokenizer, asked.length, asked.windows)
     return Bench(asked, seed, loaded, text, windows, store, progress)
+
+
+def layers(weights: dict[str, float], inputs: dict[str, float]) -> list[dict[str, Any]]:
+    """A row per quantized module; None for an operand that the recipe leaves alone."""
+    return [
+        {"path": path, "weight_db": weights.get(path), "activation_db": inputs.get(path)}
+        for path in dict.fromkeys([*inputs, *weights])
+    ]
 
 
 def measured(result: dict[str, float | int]) -> Iterator[str]:
