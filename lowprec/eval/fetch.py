@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pydantic import Field
 
 from lowprec.errors import LowprecError
 from lowprec.spec.base import Spec
+from lowprec.spec.load import cache_dir
 
 Say = Callable[[str], None]
 _CHUNK = 1 << 20
@@ -33,17 +33,6 @@ class Wheel(Spec):
     requirement: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.!+_-]+$")]
     file: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*\.whl$")]
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-def cache_dir() -> Path:
-    """``$LOWPREC_CACHE``, else ``$XDG_CACHE_HOME/lowprec``, else ``~/.cache/lowprec``; created."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(os.environ.get("LOWPREC_CACHE") or Path(home) / "lowprec").expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LowprecError(f"cache folder {folder}: {error.strerror}; set LOWPREC_CACHE") from None
-    return folder
 
 
 def sha256_file(path: Path) -> str:

@@ -20,14 +20,13 @@ from lowprec.errors import LowprecError, unknown
 from lowprec.eval.fetch import (
     Say,
     Wheel,
-    cache_dir,
     extract_member,
     fetch,
     sha256_file,
     to_stderr,
 )
 from lowprec.spec.base import Spec, digest
-from lowprec.spec.load import build, data_dir, read_toml
+from lowprec.spec.load import build, cache_dir, data_dir, read_toml
 
 MAX_GGUF_BYTES = 16 << 30
 MANIFEST = "lowprec.json"

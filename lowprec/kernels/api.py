@@ -130,6 +130,8 @@ def _check(x: Tensor, quantizer: Quantizer, axis: int) -> int:
     rank = max(x.dim(), 1)
     if not -rank <= axis < rank:
         raise LowprecError(f"axis {axis}: expected {-rank} to {rank - 1} for rank {x.dim()}")
+    if isinstance(quantizer.format, BlockFormat):
+        quantizer.format.block_sizes(tuple(x.shape), axis)  # an error where there are no blocks
     return axis - rank if axis >= 0 else axis
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lowprec.errors import LowprecError
+from lowprec.kernels import cpu
 from lowprec.kernels.block import scaled
 from lowprec.kernels.element import projector
 from lowprec.kernels.word import word_of
@@ -24,10 +25,21 @@ def define(x: Tensor, quantizer: Quantizer, axis: int, random: Tensor | None) ->
     return projector(fmt, quantizer.projection, word)(x.to(word.dtype), random).to(x.dtype)
 
 
+def compute(
+    x: Tensor, quantizer: Quantizer, axis: int, random: Tensor | None, out: Tensor | None
+) -> Tensor:
+    """The CPU core's answer where it has one, else the definition's: the same bits."""
+    y = cpu.fake_quantize(x, quantizer, axis, out) if random is None else None
+    if y is not None:
+        return y
+    y = define(x, quantizer, axis, random)
+    return y if out is None else out.copy_(y)
+
+
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, quantizer: Quantizer, axis: int, random: Tensor | None) -> Tensor:
-        return define(x, quantizer, axis, random)
+        return compute(x, quantizer, axis, random, None)
 
     @staticmethod
     def setup_context(ctx: object, inputs: tuple[object, ...], output: Tensor) -> None:
@@ -49,7 +61,6 @@ def fake_quantize(
             )
         if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
             raise LowprecError("out= takes no part in autograd; use torch.no_grad()")
-        return out.copy_(define(x, quantizer, axis, random))
     if torch.is_grad_enabled() and x.requires_grad:
         return _StraightThrough.apply(x, quantizer, axis, random)
-    return define(x, quantizer, axis, random)
+    return compute(x, quantizer, axis, random, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -27,6 +28,17 @@ def data_dir(name: str) -> Path:
         if folder.is_dir():
             return folder
     raise LowprecError(f"this installation of lowprec lacks its {name!r} data folder")
+
+
+def cache_dir() -> Path:
+    """``$LOWPREC_CACHE``, else ``$XDG_CACHE_HOME/lowprec``, else ``~/.cache/lowprec``; created."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(os.environ.get("LOWPREC_CACHE") or Path(home) / "lowprec").expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LowprecError(f"cache folder {folder}: {error.strerror}; set LOWPREC_CACHE") from None
+    return folder
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

