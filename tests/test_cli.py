@@ -165,7 +165,7 @@ def test_study_prints_a_table_and_where_the_report_is(
     assert "mxfp4 weights" in done.out
     assert f"report: {(tmp_path / 'out' / 'report.html').resolve()}" in done.out
     assert "12 cells, 12 of them new" in done.out
-    monkeypatch.setattr("lowprec.report.write", lambda _report, folder: folder / "report.html")
+    monkeypatch.setattr("lowprec.report.page.write", lambda _report, folder: folder / "report.html")
     found = json.loads(run("study", tiny, "--out", tmp_path / "out", "--json").out)
     assert [row["recipe"] for row in found["rows"]] == [
         "float32", "mxfp8", "nvfp4", "mxfp4 weights",

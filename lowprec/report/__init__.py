@@ -1,6 +1,4 @@
-"""Reports: from records to one self-contained HTML file and the PNG of its main chart."""
+"""Reports: from records to one self-contained HTML file and the PNG of its main chart.
 
-from lowprec.report.data import Candidate, Price, Report, Source
-from lowprec.report.write import write
-
-__all__ = ["Candidate", "Price", "Report", "Source", "write"]
+`page.write` writes both; `data` is what they show. Text for terminals is in `text`.
+"""

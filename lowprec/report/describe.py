@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowprec.exact import value_table
 from lowprec.spec import BlockFormat, FloatFormat, Format, list_formats, load_facts
 
 
@@ -28,6 +27,8 @@ def format_row(fmt: Format | BlockFormat) -> dict[str, Any]:
 def describe(fmt: Format | BlockFormat) -> dict[str, Any]:
     """A format as plain data: parameters, derived facts, source, and the values of a scalar
     format of at most 8 bits as [code point, value] pairs."""
+    from lowprec.exact.values import value_table
+
     data = {key: value for key, value in fmt.to_json().items() if key != "values"}
     if isinstance(fmt, BlockFormat):
         parts = ("element", "scale", "tensor_scale")

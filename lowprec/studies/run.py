@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lowprec import report
 from lowprec.perf import Machine
+from lowprec.report import page
+from lowprec.report.data import Report
 from lowprec.spec.base import digest
 from lowprec.spec.record import Record
 from lowprec.studies.progress import Progress, SilentProgress
@@ -33,7 +34,7 @@ class StudyResult:
     study: Study
     folder: Path
     records: tuple[Record, ...]
-    report: report.Report
+    report: Report
     page: Path
     computed: int
     corrupt: tuple[Path, ...]
@@ -71,11 +72,11 @@ class _Run:
         result = build_report(self.plan, accuracy, priced, machines)
         write_atomically(self.store.folder / "study.json", manifest(self.plan, accuracy, priced))
         with self.progress.task("report"):
-            page = report.write(result, self.store.folder)
+            path = page.write(result, self.store.folder)
         records = (*accuracy, *(p.record for p in priced))
         corrupt = tuple(self.store.corrupt)
         return StudyResult(
-            self.plan, self.store.folder, records, result, page, self.computed, corrupt
+            self.plan, self.store.folder, records, result, path, self.computed, corrupt
         )
 
     def _shapes(self, bench: Bench | None) -> list[Shape]:

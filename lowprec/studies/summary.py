@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowprec.perf import Machine, Quantity
-from lowprec.report import Candidate, Price, Report, Source
+from lowprec.report.data import Candidate, Price, Report, Source
 from lowprec.spec.base import Spec
 from lowprec.spec.record import Record
 from lowprec.studies.pareto import pareto

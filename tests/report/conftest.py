@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lowprec.report import Candidate, Price, Report, Source
+from lowprec.report.data import Candidate, Price, Report, Source
 from lowprec.spec import Metric, Record, load_recipe
 
 LOSS = {

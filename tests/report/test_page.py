@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lowprec.report import Report, write
 from lowprec.report.charts import losses, main_chart, place_labels
+from lowprec.report.data import Report
+from lowprec.report.page import html, write
 from lowprec.report.tables import accuracy_rows, layer_table, price_table
-from lowprec.report.write import html
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [

@@ -26,7 +26,7 @@ def copy(undisturbed: StudyResult, tmp_path: Path) -> Path:
 @pytest.fixture
 def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the report, which takes most of a tiny study's time and is tested elsewhere."""
-    monkeypatch.setattr("lowprec.report.write", lambda _report, folder: folder / "report.html")
+    monkeypatch.setattr("lowprec.report.page.write", lambda _report, folder: folder / "report.html")
 
 
 def test_the_records_say_what_was_measured(undisturbed: StudyResult) -> None:
@@ -121,9 +121,9 @@ import os, signal, sys, time
 from pathlib import Path
 import torch, transformers
 import lowprec.studies.accuracy
-from lowprec import report
+from lowprec.report import page
 from lowprec.studies import study
-report.write = lambda _report, folder: folder / "report.html"
+page.write = lambda _report, folder: folder / "report.html"
 def run(out):
     child = os.fork()
     if child == 0:
