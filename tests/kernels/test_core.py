@@ -72,13 +72,15 @@ def test_any_format_rule_and_tensor(q: Quantizer, x: Tensor) -> None:
 
 
 @CORE
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("name", HOT)
-def test_threads_change_nothing(name: str, threads: int) -> None:
-    x = torch.randn(3, 1100, 700, generator=torch.Generator().manual_seed(0))
-    torch.set_num_threads(threads)
+@pytest.mark.parametrize("name", [HOT[0], HOT[4], HOT[5], HOT[7], HOT[8]])
+def test_threads_change_nothing(name: str) -> None:
+    x = torch.randn(3, 1100, 330, generator=torch.Generator().manual_seed(0))
+    assert x.numel() > 2 * cpu.PER_THREAD
     for axis in (-1, 0, 1):
-        check(x, quantizer(name), axis)
+        torch.set_num_threads(1)
+        alone = kernels.fake_quantize(x, name, axis)
+        torch.set_num_threads(3)
+        assert_same_bits(kernels.fake_quantize(x, name, axis), alone)
 
 
 @pytest.mark.parametrize("name", HOT)

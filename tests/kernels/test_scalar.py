@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import Tensor
 
 from lowprec import LowprecError, exact, kernels
 from lowprec import format as load_format
 from lowprec.spec import Format, IntFormat, Projection
+from tests import strategies
 from tests.kernels import oracle
 from tests.kernels.oracle import DETERMINISTIC, SCALARS, assert_same_bits, dtype_for
 
@@ -128,3 +130,13 @@ def test_stochastic_rounds_up_in_proportion() -> None:
         )
         went = (rounded == high[:, None]).double().mean(1)
         torch.testing.assert_close(went, (fraction * 64).floor() / 64, rtol=0, atol=0)
+
+
+@settings(max_examples=60)
+@given(fmt=strategies.formats())
+def test_any_format(fmt: Format) -> None:
+    """Formats nobody has named: any precision, bias, specials, up to 16 bits; any codebook."""
+    dtype = dtype_for(fmt)
+    x = torch.cat([oracle.edges(fmt, dtype, most=12), oracle.random_bits(20, dtype)])
+    for projection in DETERMINISTIC:
+        check(x, fmt, projection)
