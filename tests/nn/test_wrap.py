@@ -253,6 +253,14 @@ def test_a_rule_that_cannot_apply_is_an_error_and_wraps_nothing(build, recipe, m
     assert not quantized(model)
 
 
+def test_a_failure_halfway_leaves_nothing_wrapped():
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32).double())
+    with pytest.raises(LowprecError, match="float64"):
+        wrap(model, "mxfp4/floor")
+    assert [type(m) for m in model] == [nn.Linear, nn.Linear]
+    assert not quantized(wrap(model, "*: keep"))
+
+
 def test_wrapping_twice_is_an_error(build):
     model = wrap(build("llama"), W4A8)
     with pytest.raises(LowprecError, match="wrapped already"):
