@@ -1,12 +1,13 @@
 /* Fake quantization of float32 arrays at memory speed: the arithmetic of round.py, scale.py and
- * block.py with every format, rule and saturation as run-time numbers.
+ * block.py, rounding to nearest even, with every format and rule as run-time numbers.
  *
- * Rounding is to nearest, ties to even. Magnitudes are compared as integers. Values below
- * 2^(quantum + precision - 1) are rounded by adding and subtracting 2^(quantum + 23), whose unit in
- * the last place is the quantum; the others by an integer addition to their bits, whose carry is
- * the change of binade. Needs IEEE arithmetic with subnormals: no -ffast-math, no flush-to-zero
- * (core.py tests that when it loads this).
+ * A magnitude is rounded by adding and subtracting the power of two whose unit in the last place
+ * is the distance of the format's values there. Magnitudes are compared as integers. Needs IEEE
+ * arithmetic with subnormals: no -ffast-math, no flush-to-zero (core.py tests that at load).
+ * Blocks are handled in strips that stay in the first-level cache: largest magnitudes, then scales,
+ * then elements, so that each of the three loops is a vector loop.
  */
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -23,19 +24,20 @@
 
 /* A grid of values; pairs are for positive and negative numbers. See grid.py. */
 typedef struct {
-  float magic;             /* 2^(quantum + 23) */
-  uint32_t fixed;          /* magnitudes below it are multiples of the quantum */
-  int32_t shift;           /* trailing bits that the others drop */
+  float magic;              /* 2^(quantum + 23) */
+  uint32_t fixed;           /* magnitudes below it are multiples of the quantum */
+  int32_t shift;            /* trailing bits that the others drop */
   uint32_t half, odd, keep; /* 2^(shift-1) - 1, 1 (both 0 for shift 0), mask of the kept bits */
   uint32_t bound[2], overflow[2], infinity[2], zero[2];
+  int32_t saturates; /* what overflows goes to the bound, and `lift` reaches all up to it */
+  float lift;        /* 2^shift, by which an exponent becomes the power of two to add */
 } grid;
 
 /* A scale rule; see ScaleRule in scale.py. */
 typedef struct {
   int32_t power_of_two, divides;
   float largest;
-  uint32_t carry;
-  int32_t emax, lowest, highest;
+  int32_t carry, emax, lowest, highest;
   int32_t has_tensor_scale;
   float tensor_scale;
   grid onto;
@@ -44,7 +46,10 @@ typedef struct {
 INLINE uint32_t bits_of(float x) { uint32_t b; memcpy(&b, &x, 4); return b; }
 INLINE float float_of(uint32_t b) { float x; memcpy(&x, &b, 4); return x; }
 INLINE uint32_t either(uint32_t mask, uint32_t yes, uint32_t no) { return (yes & mask) | (no & ~mask); }
+INLINE uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+INLINE uint32_t larger(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
+/* Any x, any ends. Beyond `fixed` an integer addition rounds, whose carry changes the binade. */
 INLINE float project(float x, const grid *g) {
   uint32_t b = bits_of(x), m = b & MAGNITUDE, minus = 0u - (b >> 31);
   uint32_t low = bits_of((float_of(m) + g->magic) - g->magic);
@@ -58,29 +63,25 @@ INLINE float project(float x, const grid *g) {
   return float_of(y);
 }
 
-INLINE float block_scale(int32_t amax, const rule *r) {
-  if ((uint32_t)amax >= INFINITE) return float_of(NOT_A_NUMBER);
-  float v = float_of((uint32_t)amax);
-  if (r->divides) v = v / r->largest;
-  if (!r->power_of_two) {
-    if (r->has_tensor_scale) v = r->tensor_scale == 0 ? 0 : v / r->tensor_scale;
-    float s = project(v, &r->onto);
-    return r->has_tensor_scale ? s * r->tensor_scale : s;
-  }
-  uint32_t p = bits_of(v);
-  int32_t e = r->lowest;
-  if (p) {
-    int32_t field = (int32_t)(p >> 23);
-    uint32_t trailing = p & 0x7fffffu;
-    if (!field) {
-      int lead = 31 - __builtin_clz(p);
-      field = lead - 22;
-      trailing = (p << (23 - lead)) & 0x7fffffu;
-    }
-    e = field - 127 + (int32_t)((trailing + r->carry) >> 23) - r->emax;
-    e = e < r->lowest ? r->lowest : e > r->highest ? r->highest : e;
-  }
-  return float_of(e >= -126 ? (uint32_t)(e + 127) << 23 : 1u << (e + 149));
+/* The same where g->saturates, but NaN becomes a bound. mirrored: both signs are alike. */
+INLINE float saturate(float x, const grid *g, int mirrored) {
+  uint32_t b = bits_of(x), minus = 0u - (b >> 31);
+  uint32_t bound = mirrored ? g->bound[0] : either(minus, g->bound[1], g->bound[0]);
+  uint32_t m = smaller(b & MAGNITUDE, bound);
+  float c = float_of(larger(m & INFINITE, g->fixed)) * g->lift;
+  uint32_t r = bits_of((float_of(m) + c) - c), y = r | (b & ~MAGNITUDE);
+  return float_of(mirrored || r ? y : g->zero[1] & b);
+}
+
+enum { ANY, SATURATES, MIRRORED };
+
+INLINE int kind_of(const grid *g) {
+  int mirrored = g->bound[0] == g->bound[1] && g->zero[1] != 0;
+  return !g->saturates ? ANY : mirrored ? MIRRORED : SATURATES;
+}
+
+INLINE float element(float x, const grid *g, int kind) {
+  return kind == ANY ? project(x, g) : saturate(x, g, kind == MIRRORED);
 }
 
 INLINE int32_t largest(const float *x, int64_t n) {
@@ -92,77 +93,158 @@ INLINE int32_t largest(const float *x, int64_t n) {
   return m;
 }
 
-/* RN(element * s) for elements of RN(x / s). A power of two divides exactly as its inverse
- * multiplies; s = 0 leaves zeros with the sign of x. */
-INLINE void apply(const float *x, float *y, int64_t n, float s, int inverse, const grid *g) {
-  if (inverse || s == 0) {
-    float by = s == 0 ? 0 : 1 / s;
-    for (int64_t i = 0; i < n; i++) y[i] = project(x[i] * by, g) * s;
-  } else {
-    for (int64_t i = 0; i < n; i++) y[i] = project(x[i] / s, g) * s;
+/* 2^(the rule's exponent) of v, which is A or RN(A / M). */
+INLINE float power_of_two(float v, const rule *r) {
+  uint32_t p = bits_of(v);
+  int32_t subnormal = p < 1u << 23;
+  /* An integer, which a subnormal's pattern is, converts exactly. */
+  uint32_t q = subnormal ? bits_of((float)(int32_t)p) : p;
+  int32_t e = (int32_t)(q >> 23) - (subnormal ? 127 + 149 : 127);
+  e += ((int32_t)(q & 0x7fffffu) + r->carry) >> 23;
+  e = p ? e - r->emax : r->lowest;
+  e = e < r->lowest ? r->lowest : e;
+  e = e > r->highest ? r->highest : e;
+  int32_t tiny = e + 149 > 0 ? e + 149 : 0;
+  return float_of(e >= -126 ? (uint32_t)(e + 127) << 23 : 1u << (tiny & 31));
+}
+
+/* Whole scales S of n blocks, and what their elements are multiplied with (the inverse of a power
+ * of two, which is exact) or divided by: of S = 0 by Inf, which leaves zeros with their signs. */
+INLINE void scales(const int32_t *amax, float *s, float *by, int64_t n, const rule *pr) {
+  const rule r = *pr;
+  if (r.power_of_two) {
+    for (int64_t i = 0; i < n; i++) {
+      float v = float_of((uint32_t)amax[i]);
+      v = power_of_two(r.divides ? v / r.largest : v, &r);
+      v = (uint32_t)amax[i] >= INFINITE ? float_of(NOT_A_NUMBER) : v;
+      s[i] = v;
+      by[i] = 1 / v;
+    }
+    return;
+  }
+  float over_tensor = r.has_tensor_scale ? (r.tensor_scale == 0 ? INFINITY : r.tensor_scale) : 1;
+  float tensor = r.has_tensor_scale ? r.tensor_scale : 1;
+  for (int64_t i = 0; i < n; i++) {
+    float v = (float_of((uint32_t)amax[i]) / r.largest) / over_tensor;
+    v = project(v, &r.onto) * tensor;
+    v = (uint32_t)amax[i] >= INFINITE ? float_of(NOT_A_NUMBER) : v;
+    s[i] = v;
+    by[i] = v == 0 ? INFINITY : v;
   }
 }
 
-INLINE void row(const float *x, float *y, int64_t k, int64_t b, const rule *r, const grid *g) {
-  int64_t i = 0;
-  for (; i + b <= k; i += b) apply(x + i, y + i, b, block_scale(largest(x + i, b), r), r->power_of_two, g);
-  if (i < k) apply(x + i, y + i, k - i, block_scale(largest(x + i, k - i), r), r->power_of_two, g);
+INLINE void block(const float *x, float *y, int64_t n, float s, float by, int inverse, int kind,
+                  const grid *g) {
+  if (inverse)
+    for (int64_t i = 0; i < n; i++) y[i] = element(x[i] * by, g, kind) * s;
+  else
+    for (int64_t i = 0; i < n; i++) y[i] = element(x[i] / by, g, kind) * s;
 }
 
-CLONES void lp_cast(const float *x, float *y, int64_t n, const grid *pg) {
-  const grid g = *pg;
-  for (int64_t i = 0; i < n; i++) y[i] = project(x[i], &g);
+enum { BLOCKS = 128, STRIP = 4096 };
+
+/* Blocks of b along k contiguous elements, the last one ragged. */
+INLINE void row(const float *x, float *y, int64_t k, int64_t b, int inverse, int kind, const rule *r,
+                const grid *g) {
+  int32_t amax[BLOCKS];
+  float s[BLOCKS], by[BLOCKS];
+  int64_t count = b >= STRIP ? 1 : STRIP / b < BLOCKS ? STRIP / b : BLOCKS;
+  for (; k > 0; x += count * b, y += count * b, k -= count * b) {
+    int64_t whole = k / b < count ? k / b : count, rest = whole < count ? k % b : 0;
+    for (int64_t i = 0; i < whole; i++) amax[i] = largest(x + i * b, b);
+    if (rest) amax[whole] = largest(x + whole * b, rest);
+    scales(amax, s, by, whole + (rest > 0), r);
+    for (int64_t i = 0; i < whole; i++) block(x + i * b, y + i * b, b, s[i], by[i], inverse, kind, g);
+    if (rest) block(x + whole * b, y + whole * b, rest, s[whole], by[whole], inverse, kind, g);
+  }
 }
 
-CLONES int32_t lp_largest(const float *x, int64_t n) { return largest(x, n); }
-
-float lp_scale(int32_t amax, const rule *r) { return block_scale(amax, r); }
-
-CLONES void lp_apply(const float *x, float *y, int64_t n, float s, int32_t inverse, const grid *pg) {
-  const grid g = *pg;
-  apply(x, y, n, s, inverse, &g);
+INLINE void rows_of(const float *x, float *y, int64_t rows, int64_t k, int64_t b, int inverse,
+                    int kind, const rule *r, const grid *g) {
+  for (int64_t i = 0; i < rows; i++, x += k, y += k) row(x, y, k, b, inverse, kind, r, g);
 }
 
-/* Blocks of b along the k contiguous elements of every row. */
+/* `call`, which names `kind` and `inverse`, with these as constants. */
+#define WITH_KIND(call)                                                            \
+  switch (kind_of(&g)) {                                                           \
+    case MIRRORED: { enum { kind = MIRRORED }; call; break; }                      \
+    case SATURATES: { enum { kind = SATURATES }; call; break; }                    \
+    default: { enum { kind = ANY }; call; }                                        \
+  }
+#define WITH_KIND_AND_INVERSE(call)                              \
+  if (r.power_of_two) { enum { inverse = 1 }; WITH_KIND(call) }  \
+  else { enum { inverse = 0 }; WITH_KIND(call) }
+
 CLONES void lp_rows(const float *x, float *y, int64_t rows, int64_t k, int64_t b, const rule *pr,
                     const grid *pg) {
   const rule r = *pr;
   const grid g = *pg;
-  for (int64_t i = 0; i < rows; i++, x += k, y += k) {
-    if (b == 32) row(x, y, k, 32, &r, &g);
-    else if (b == 16) row(x, y, k, 16, &r, &g);
-    else row(x, y, k, b, &r, &g);
+  if (b == 32) WITH_KIND_AND_INVERSE(rows_of(x, y, rows, k, 32, inverse, kind, &r, &g))
+  else if (b == 16) WITH_KIND_AND_INVERSE(rows_of(x, y, rows, k, 16, inverse, kind, &r, &g))
+  else WITH_KIND_AND_INVERSE(rows_of(x, y, rows, k, b, inverse, kind, &r, &g))
+}
+
+INLINE void cast(const float *x, float *y, int64_t n, int kind, const grid *g) {
+  for (int64_t i = 0; i < n; i++) {
+    float v = element(x[i], g, kind);
+    y[i] = kind != ANY && (bits_of(x[i]) & MAGNITUDE) > INFINITE ? float_of(NOT_A_NUMBER) : v;
   }
 }
 
-enum { STRIP = 128 };
+CLONES void lp_cast(const float *x, float *y, int64_t n, const grid *pg) {
+  const grid g = *pg;
+  WITH_KIND(cast(x, y, n, kind, &g))
+}
 
-INLINE void strip(const float *x, float *y, int64_t rows, int64_t inner, int64_t width, const rule *r,
-                  const grid *g) {
-  int32_t amax[STRIP] = {0};
-  float s[STRIP], by[STRIP];
+CLONES int32_t lp_largest(const float *x, int64_t n) { return largest(x, n); }
+
+/* S of one block: also how a tensor scale comes about, which is a rule of its own. */
+float lp_scale(int32_t amax, const rule *r) {
+  float s, by;
+  scales(&amax, &s, &by, 1, r);
+  return s;
+}
+
+/* One block in parts, its largest magnitude known. */
+CLONES void lp_apply(const float *x, float *y, int64_t n, int32_t amax, const rule *pr, const grid *pg) {
+  const rule r = *pr;
+  const grid g = *pg;
+  float s, by;
+  scales(&amax, &s, &by, 1, &r);
+  WITH_KIND_AND_INVERSE(block(x, y, n, s, by, inverse, kind, &g))
+}
+
+enum { COLUMNS = 1024 };
+
+/* One block in each of `width` columns. */
+INLINE void strip(const float *x, float *y, int64_t rows, int64_t inner, int64_t width, int inverse,
+                  int kind, const rule *r, const grid *g) {
+  int32_t amax[COLUMNS] = {0};
+  float s[COLUMNS], by[COLUMNS];
   for (int64_t i = 0; i < rows; i++)
     for (int64_t j = 0; j < width; j++) {
       int32_t b = (int32_t)(bits_of(x[i * inner + j]) & MAGNITUDE);
       amax[j] = b > amax[j] ? b : amax[j];
     }
-  for (int64_t j = 0; j < width; j++) s[j] = block_scale(amax[j], r);
-  if (r->power_of_two) {
-    for (int64_t j = 0; j < width; j++) by[j] = 1 / s[j];
-    for (int64_t i = 0; i < rows; i++)
-      for (int64_t j = 0; j < width; j++)
-        y[i * inner + j] = project(x[i * inner + j] * by[j], g) * s[j];
-  } else {
-    /* (x * 1) / s, or (x * 0) / 1 where s is 0. */
-    float over[STRIP];
+  scales(amax, s, by, width, r);
+  for (int64_t i = 0; i < rows; i++)
     for (int64_t j = 0; j < width; j++) {
-      by[j] = s[j] == 0 ? 0.0f : 1.0f;
-      over[j] = s[j] == 0 ? 1.0f : s[j];
+      float v = x[i * inner + j];
+      y[i * inner + j] = element(inverse ? v * by[j] : v / by[j], g, kind) * s[j];
     }
-    for (int64_t i = 0; i < rows; i++)
-      for (int64_t j = 0; j < width; j++)
-        y[i * inner + j] = project((x[i * inner + j] * by[j]) / over[j], g) * s[j];
-  }
+}
+
+INLINE void columns_of(const float *x, float *y, int64_t outer, int64_t k, int64_t inner, int64_t b,
+                       int inverse, int kind, const rule *r, const grid *g) {
+  /* Tall blocks do not fit the cache anyhow: then long runs are better. */
+  int64_t most = b <= 64 ? STRIP / 32 : COLUMNS;
+  for (int64_t o = 0; o < outer; o++)
+    for (int64_t i = 0; i < k; i += b)
+      for (int64_t j = 0; j < inner; j += most) {
+        int64_t at = (o * k + i) * inner + j;
+        int64_t rows = k - i < b ? k - i : b, width = inner - j < most ? inner - j : most;
+        strip(x + at, y + at, rows, inner, width, inverse, kind, r, g);
+      }
 }
 
 /* Blocks of b along the k elements that lie `inner` apart, for `outer` slabs of k * inner. */
@@ -170,12 +252,5 @@ CLONES void lp_columns(const float *x, float *y, int64_t outer, int64_t k, int64
                        const rule *pr, const grid *pg) {
   const rule r = *pr;
   const grid g = *pg;
-  for (int64_t o = 0; o < outer; o++)
-    for (int64_t i = 0; i < k; i += b) {
-      int64_t rows = k - i < b ? k - i : b, at = (o * k + i) * inner;
-      for (int64_t j = 0; j < inner; j += STRIP) {
-        int64_t width = inner - j < STRIP ? inner - j : STRIP;
-        strip(x + at + j, y + at + j, rows, inner, width, &r, &g);
-      }
-    }
+  WITH_KIND_AND_INVERSE(columns_of(x, y, outer, k, inner, b, inverse, kind, &r, &g))
 }

@@ -40,6 +40,8 @@ class CGrid(ctypes.Structure):
         ("overflow", Pair),
         ("infinity", Pair),
         ("zero", Pair),
+        ("saturates", ctypes.c_int32),
+        ("lift", ctypes.c_float),
     ]
 
 
@@ -48,7 +50,7 @@ class CRule(ctypes.Structure):
         ("power_of_two", ctypes.c_int32),
         ("divides", ctypes.c_int32),
         ("largest", ctypes.c_float),
-        ("carry", ctypes.c_uint32),
+        ("carry", ctypes.c_int32),
         ("emax", ctypes.c_int32),
         ("lowest", ctypes.c_int32),
         ("highest", ctypes.c_int32),
@@ -117,7 +119,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.lp_largest.restype = i32
     library.lp_scale.argtypes = [i32, rule]
     library.lp_scale.restype = ctypes.c_float
-    library.lp_apply.argtypes = [pointer, pointer, size, ctypes.c_float, i32, grid]
+    library.lp_apply.argtypes = [pointer, pointer, size, i32, rule, grid]
     library.lp_rows.argtypes = [pointer, pointer, size, size, size, rule, grid]
     library.lp_columns.argtypes = [pointer, pointer, size, size, size, size, rule, grid]
 
@@ -126,7 +128,8 @@ def _self_test(library: ctypes.CDLL) -> None:
     """Two ties, a subnormal, -0 and an overflow on bfloat16's grid: what flush-to-zero,
     -ffast-math or a miscompiled select would get wrong."""
     ends = (0x7F7F0000,) * 2, (0x7F800000, 0xFF800000), (0x7F800000, 0xFF800000), (0, 0x80000000)
-    grid = CGrid(2.0**-110, 1 << 23, 16, 0x7FFF, 1, 0xFFFF0000, *(Pair(*end) for end in ends))
+    pairs = [Pair(*end) for end in ends]
+    grid = CGrid(2.0**-110, 1 << 23, 16, 0x7FFF, 1, 0xFFFF0000, *pairs, False, 2.0**16)
     given = torch.tensor([1.00390625, 1.01171875, 1e-40, float("nan"), -0.0, -3.4e38])
     wanted = [0x3F800000, 0x3F820000, 0x00010000, 0x7FC00000, -0x80000000, -0x00800000]
     got = torch.empty_like(given)

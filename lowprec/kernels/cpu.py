@@ -16,7 +16,7 @@ from lowprec.kernels.block import numbers_of
 from lowprec.kernels.core import CGrid, CRule, Pair, load
 from lowprec.kernels.element import Projector, projector
 from lowprec.kernels.grid import UNBOUNDED, Grid
-from lowprec.kernels.scale import ScaleRule, tensor_scale
+from lowprec.kernels.scale import ScaleRule
 from lowprec.kernels.word import FLOAT32, holds
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import pow2
@@ -28,11 +28,11 @@ PER_THREAD = 1 << 19
 
 @dataclass(frozen=True)
 class Plan:
-    """A quantizer as the core takes it; rule and block are None for a plain cast."""
+    """A quantizer as the core takes it; rules and block are None for a plain cast."""
 
     grid: CGrid
     rule: CRule | None
-    numbers: ScaleRule | None
+    tensor_rule: CRule | None
     block: int | str | None
 
 
@@ -77,10 +77,16 @@ def _plan(quantizer: Quantizer) -> Plan | None:
         return None if grid is None else Plan(grid, None, None, None)
     numbers = numbers_of(quantizer)
     grid, rule = _grid(numbers.element), _rule(numbers.rule)
+    tensor_rule = _tensor_rule(numbers.rule)
     flat = isinstance(fmt.block, str) or len(fmt.block) == 1
-    if grid is None or rule is None or not flat:
+    if (
+        grid is None
+        or rule is None
+        or not flat
+        or (tensor_rule is None) != (fmt.tensor_scale is None)
+    ):
         return None
-    return Plan(grid, rule, numbers.rule, fmt.block if isinstance(fmt.block, str) else fmt.block[0])
+    return Plan(grid, rule, tensor_rule, fmt.block if isinstance(fmt.block, str) else fmt.block[0])
 
 
 @lru_cache(maxsize=1024)
@@ -111,7 +117,18 @@ def _grid(element: Projector) -> CGrid | None:
         1 if shift else 0,
         0xFFFFFFFF & -(1 << shift),
         *ends,
+        (unbounded or shift > 0) and _saturates(g, shift),
+        2.0**shift,
     )
+
+
+def _saturates(g: Grid, shift: int) -> bool:
+    """Whether whatever overflows goes to the bound, and 2^shift times it stays finite."""
+    ends = g.ends
+    limits = (ends.bound[0], ends.bound[1] | g.word.sign if ends.bound[1] else 0)
+    plain = ends.overflow == ends.infinity == limits and ends.zero in ((0, 0), (0, g.word.sign))
+    exponent = max(ends.bound) >> g.word.trailing
+    return plain and exponent - g.word.bias + shift < g.word.bias
 
 
 def _rule(rule: ScaleRule) -> CRule | None:
@@ -128,15 +145,22 @@ def _rule(rule: ScaleRule) -> CRule | None:
     )  # fmt: skip
 
 
+def _tensor_rule(rule: ScaleRule) -> CRule | None:
+    """t as the scale of one large block, whose M is the divisor."""
+    onto = rule.onto_tensor_scale and _grid(rule.onto_tensor_scale)
+    if onto is None or math.isinf(rule.tensor_divisor):
+        return None
+    return CRule(False, True, rule.tensor_divisor, 0, 0, 0, 0, False, 0.0, onto)
+
+
 def _with_tensor_scale(x: Tensor, plan: Plan) -> CRule:
     assert plan.rule is not None
-    assert plan.numbers is not None
-    if not plan.rule.has_tensor_scale:
+    if plan.tensor_rule is None:
         return plan.rule
+    library = load()[0]
+    assert library is not None
     rule = CRule.from_buffer_copy(plan.rule)
-    t = tensor_scale(torch.tensor(_largest(x), dtype=torch.int32), plan.numbers)
-    assert t is not None
-    rule.tensor_scale = float(t)
+    rule.tensor_scale = library.lp_scale(_largest(x), plan.tensor_rule)
     return rule
 
 
@@ -148,10 +172,8 @@ def _largest(x: Tensor) -> int:
 
 
 def _whole_tensor(x: Tensor, y: Tensor, rule: CRule, grid: CGrid) -> None:
-    library = load()[0]
-    assert library is not None
-    s, inverse = library.lp_scale(_largest(x), rule), rule.power_of_two
-    _in_parts(x, y, 1, lambda lib, a, b, n: lib.lp_apply(a, b, n, s, inverse, grid))
+    amax = _largest(x)
+    _in_parts(x, y, 1, lambda lib, a, b, n: lib.lp_apply(a, b, n, amax, rule, grid))
 
 
 def _blocks(x: Tensor, y: Tensor, axis: int, plan: Plan, rule: CRule) -> None:
@@ -159,14 +181,14 @@ def _blocks(x: Tensor, y: Tensor, axis: int, plan: Plan, rule: CRule) -> None:
     block = k if plan.block == "channel" else min(int(plan.block or 0), k)
     inner = math.prod(x.shape[axis:][1:])
     if inner == 1:
-        # Whole blocks do not care where rows end.
-        length = block if k % block == 0 else k
+        # Whole blocks do not care where rows end: then all of them are one row.
+        whole = k % block == 0
         _in_parts(
-            x,
-            y,
-            length,
-            lambda lib, a, b, n: lib.lp_rows(a, b, n // length, length, block, rule, grid),
-        )
+            x, y, block if whole else k,
+            lambda lib, a, b, n: lib.lp_rows(
+                a, b, 1 if whole else n // k, n if whole else k, block, rule, grid
+            ),
+        )  # fmt: skip
     elif x.numel() == k * inner:
         _in_parts(
             x, y, block * inner,
