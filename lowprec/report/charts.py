@@ -26,7 +26,10 @@ def bit_class(bits: float | None) -> str:
 
 
 def losses(report: Report) -> list[dict[str, Any]]:
-    """One row per measured recipe: losses with their 95 % intervals, and how it is drawn."""
+    """One row per recipe that loses anything: losses with 95 % intervals, and how it is drawn.
+
+    A recipe without any effect is the reference itself, the zero of both axes; a point for it
+    would only press the others together."""
     rows = []
     for c in report.candidates:
         row: dict[str, Any] = {"recipe": c.name, "scope": c.scope, "bits": bit_class(c.bits[0])}
@@ -36,7 +39,8 @@ def losses(report: Report) -> list[dict[str, Any]]:
                 break
             row |= {key: metric.value, f"{key}_lo": ends[0], f"{key}_hi": ends[1]}
         else:
-            rows.append(row)
+            if any(row[key] for key, _, _ in LOSSES):
+                rows.append(row)
     return rows
 
 

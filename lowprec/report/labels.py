@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT = 470, 430  # of a panel, in pixels
+WIDTH, HEIGHT = 480, 460  # of a panel, in pixels
 PAD_X, PAD_Y = 40, 12
 SYMLOG = 0.001  # the loss up to which the axis is linear
 CHARACTER, LINE = 6.4, 12.0  # of a label at 10.5 px
@@ -86,7 +86,7 @@ def label_box(label: str, spot: tuple[float, ...], place: Place) -> Box:
 def _candidates() -> list[Place]:
     """Beside the point first, then above and below, then the same farther off."""
     found = []
-    for far in (0, 5, 11, 17, 23):
+    for far in (0, 5, 11, 17, 23, 30):
         for dy in (0, -far, far) if far else (0,):
             found += [Place(9, dy, "left"), Place(-9, dy, "right")]
         found += [Place(0, -12 - far, "center"), Place(0, 13 + far, "center")]

@@ -32,7 +32,8 @@ def record(recipe: str, kl: float) -> Record:
         for i in range(6)
         for kind in ("self_attn.q_proj", "mlp.down_proj")
     ]
-    names = {"kl": kl, "dnll": kl - 0.002, "top1": 1 - kl / 4, "rms_dp": kl / 3, "ppl": 36 + kl}
+    names = {"kl": kl, "dnll": kl and kl - 0.002}
+    names |= {"top1": 1 - kl / 4, "rms_dp": kl / 3, "ppl": 36 + kl}
     return Record(
         kind="accuracy",
         subject={"recipe": recipe},

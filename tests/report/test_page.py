@@ -54,10 +54,10 @@ def test_the_page_works_in_a_browser(folder: Path, report: Report, tmp_path: Pat
     assert 'data-ready="yes"' in root[1]
     assert "data-error" not in root[1]
     chart = text[text.index('id="main-chart-controls"') : text.index('id="accuracy"')]
-    # Both panels have a point for each recipe.
+    # Both panels have a point for each recipe but float32, which is the reference itself.
     points = re.findall(r'aria-roledescription="point"', chart)
-    assert len(points) == 2 * len(report.candidates)
-    for candidate in report.candidates[:4]:
+    assert len(points) == 2 * (len(report.candidates) - 1)
+    for candidate in report.candidates[1:5]:
         assert chart.count(f">{candidate.name}<") == 2
     assert chart.count("<select") == 3
     rows = dict(re.findall(r'data-table="(\w+)"[^>]*data-rows="(\d+)"', text))
@@ -137,7 +137,7 @@ def test_tables_hold_the_numbers(report: Report) -> None:
 def test_labels_are_placed_per_choice_of_the_lists(report: Report) -> None:
     table = place_labels(price_table(report), losses(report))
     placed = [row for row in table.records() if row["kl_align"]]
-    assert len(placed) > 0.9 * len(report.prices)
+    assert len(placed) > 0.85 * len(report.prices)
     same = {(r["kl_dx"], r["kl_dy"]) for r in placed if r["recipe"] == "mxint8"}
     # All selections have the same relative speeds here, so the same picture.
     assert len(same) == 1
