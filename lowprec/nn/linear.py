@@ -9,6 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowprec.kernels import fake_quantize
+from lowprec.nn.product import (
+    SMALLEST,
+    bfloat16_products,
+    fits_bfloat16,
+    has_bfloat16_units,
+    smallest,
+)
 from lowprec.spec import Rule
 
 
@@ -27,18 +34,19 @@ class Quantized(nn.Module):
     weight_axis: int  # axis K of the weight
     rule: Rule
     _cache: tuple[int, Tensor] | None
+    _smallest: tuple[Tensor, float] | None
 
     @classmethod
     def adopt(cls, module: nn.Module, rule: Rule) -> None:
         """Turn `module`, exactly of the class that `cls` extends, into one of `cls`."""
         module.__class__ = cls
         module.rule = rule
-        module._cache = None
+        module._cache = module._smallest = None
         module.quantized_weight()
 
     def release(self) -> None:
         """Undo `adopt`: the module is again of its own class, with its own weight."""
-        del self.rule, self._cache
+        del self.rule, self._cache, self._smallest
         self.__class__ = type(self).__mro__[2]
 
     def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -51,7 +59,22 @@ class Quantized(nn.Module):
         weight = self.quantized_weight()
         if self.weight.requires_grad and torch.is_grad_enabled():
             weight = _StraightThrough.apply(self.weight, weight)
+        if self._exact_in_bfloat16(x, weight):
+            with bfloat16_products():
+                return self.multiply(x, weight)
         return self.multiply(x, weight)
+
+    def _exact_in_bfloat16(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether the processor has bfloat16 units and they lose nothing on these operands."""
+        if not has_bfloat16_units() or x.device.type != "cpu" or torch.compiler.is_compiling():
+            return False
+        if x.dtype != torch.float32 or not (
+            fits_bfloat16(self.rule.weight) and fits_bfloat16(self.rule.activation)
+        ):
+            return False
+        if self._smallest is None or self._smallest[0] is not weight:
+            self._smallest = weight, smallest(weight)
+        return self._smallest[1] * smallest(x) >= SMALLEST
 
     def quantized_weight(self) -> Tensor:
         """w', detached; the parameter itself where the rule leaves the weight alone."""
@@ -66,12 +89,12 @@ class Quantized(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Quantized:
         # Another device or dtype: the parameter moves without a new version.
-        self._cache = None
+        self._cache = self._smallest = None
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy's parameter counts its versions anew, so the cache's would mean something else.
-        return {**self.__dict__, "_cache": None}
+        return {**self.__dict__, "_cache": None, "_smallest": None}
 
     def extra_repr(self) -> str:
         operands = {"weight": self.rule.weight, "activation": self.rule.activation}
