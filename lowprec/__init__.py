@@ -31,7 +31,7 @@ _LAZY = {
     "wrap": "lowprec.nn",
     "estimate": "lowprec.perf",
     "machine": "lowprec.perf",
-    "evaluate": "lowprec.eval",
+    "evaluate": "lowprec.studies",
     "study": "lowprec.studies",
 }
 

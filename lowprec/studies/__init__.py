@@ -1,6 +1,7 @@
 """Studies: grids of accuracy and throughput cells, stored as records, resumable at any moment."""
 
 from lowprec.studies.run import StudyResult, study
+from lowprec.studies.single import evaluate
 from lowprec.studies.study import Study, load_study
 
-__all__ = ["Study", "StudyResult", "load_study", "study"]
+__all__ = ["Study", "StudyResult", "evaluate", "load_study", "study"]
