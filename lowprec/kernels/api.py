@@ -9,16 +9,13 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import ops, qtensor
+from lowprec.kernels.ops import Random
 from lowprec.kernels.qtensor import QTensor
-from lowprec.kernels.word import require, word_of
+from lowprec.kernels.word import word_of
 from lowprec.spec import build, load_format, load_quantizer
-from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import Format
 from lowprec.spec.projection import Projection
 from lowprec.spec.quantizer import Quantizer
-
-# The random bits of stochastic rounding: integers whose low bits count, or where to draw them.
-Random = Tensor | torch.Generator
 
 
 def cast(
@@ -37,6 +34,8 @@ def cast(
     does not hold every value of the format. random: for stochastic rounding, integers of the
     shape of `x` whose low `bits` bits are used, or a generator. The gradient is straight-through.
     """
+    if torch.compiler.is_compiling():
+        return _traced(x, _name_of_cast(fmt, rounding, saturation, bits), -1, random, out)
     return fake_quantize(x, _cast(fmt, rounding, saturation, bits), out=out, random=random)
 
 
@@ -53,11 +52,11 @@ def fake_quantize(
     nearest once more where `x` is bfloat16 or float16, and float64 is a LowprecError. out: a
     tensor of the shape and dtype of `x`, `x` itself allowed. The gradient is straight-through.
     """
+    if torch.compiler.is_compiling():
+        return _traced(x, _name_of(quantizer), axis, random, out)
     quantizer = _quantizer(quantizer)
-    axis = _check(x, quantizer, axis)
-    if not isinstance(quantizer.format, BlockFormat):
-        require(x.dtype, quantizer.format)
-    return ops.fake_quantize(x, quantizer, axis, _random(x, quantizer, random), out)
+    axis = ops.check(x, quantizer, axis)
+    return ops.fake_quantize(x, quantizer, axis, ops.random_bits(x, quantizer, random), out)
 
 
 def quantize(
@@ -69,8 +68,10 @@ def quantize(
     LowprecError where a NaN has no code point: in the scale, or in an element of a scalar format.
     """
     quantizer = _quantizer(quantizer)
-    axis = _check(x, quantizer, axis)
-    return qtensor.quantize_tensor(x.detach(), quantizer, axis, _random(x, quantizer, random))
+    axis = ops.check(x, quantizer, axis)
+    return qtensor.quantize_tensor(
+        x.detach(), quantizer, axis, ops.random_bits(x, quantizer, random)
+    )
 
 
 def encode(
@@ -87,13 +88,31 @@ def encode(
     """
     quantizer = _cast(fmt, rounding, saturation, bits)
     word_of(x.dtype)
-    return qtensor.encode_tensor(x.detach(), quantizer, _random(x, quantizer, random))
+    return qtensor.encode_tensor(x.detach(), quantizer, ops.random_bits(x, quantizer, random))
 
 
 def decode(codes: Tensor, fmt: Format | str, dtype: torch.dtype = torch.float32) -> Tensor:
     """The values of code points; LowprecError where `dtype` does not hold the format's values, or
     a code is none of the format's."""
     return qtensor.decode_tensor(codes, _scalar(fmt), dtype)
+
+
+def _traced(x: Tensor, name: str, axis: int, random: Random | None, out: Tensor | None) -> Tensor:
+    """What torch.compile traces: one operator, which checks its arguments when it runs."""
+    if random is not None and not isinstance(random, Tensor):
+        raise LowprecError("under torch.compile random bits are a tensor")
+    y = ops.operator(x, name, axis, random)
+    return y if out is None else out.copy_(y)
+
+
+@torch.compiler.assume_constant_result
+def _name_of(quantizer: Quantizer | str) -> str:
+    return ops.name_of(_quantizer(quantizer))
+
+
+@torch.compiler.assume_constant_result
+def _name_of_cast(fmt: Format | str, rounding: str, saturation: str, bits: int | None) -> str:
+    return ops.name_of(_cast(fmt, rounding, saturation, bits))
 
 
 def _scalar(fmt: Format | str) -> Format:
@@ -118,38 +137,3 @@ def _cast(fmt: Format | str, rounding: str, saturation: str, bits: int | None) -
     return Quantizer(
         format=_scalar(fmt), rule="cast", projection=build(Projection, projection, "cast")
     )
-
-
-def _check(x: Tensor, quantizer: Quantizer, axis: int) -> int:
-    """The axis counted from the end."""
-    word_of(x.dtype)
-    if isinstance(quantizer.format, BlockFormat) and x.dtype == torch.float64:
-        raise LowprecError(
-            f"{quantizer.spell()}: blocks are defined in float32; convert the float64 tensor first"
-        )
-    rank = max(x.dim(), 1)
-    if not -rank <= axis < rank:
-        raise LowprecError(f"axis {axis}: expected {-rank} to {rank - 1} for rank {x.dim()}")
-    if isinstance(quantizer.format, BlockFormat):
-        quantizer.format.block_sizes(tuple(x.shape), axis)  # an error where there are no blocks
-    return axis - rank if axis >= 0 else axis
-
-
-def _random(x: Tensor, quantizer: Quantizer, random: Random | None) -> Tensor | None:
-    """int64 random bits of the shape of `x`, or None."""
-    bits = quantizer.projection.bits
-    if (bits is None) != (random is None):
-        raise LowprecError(
-            f"{quantizer.spell()}: random bits belong to stochastic rounding, and it needs them"
-        )
-    if bits is None or random is None:
-        return None
-    if isinstance(random, torch.Generator):
-        drawn = torch.randint(0, 1 << bits, x.shape, generator=random, device=random.device)
-        return drawn.to(x.device)
-    if random.shape != x.shape or random.dtype.is_floating_point:
-        raise LowprecError(
-            f"random of {random.dtype}, shape {tuple(random.shape)}: expected integers of shape "
-            f"{tuple(x.shape)}"
-        )
-    return random.long() & ((1 << bits) - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -109,6 +110,7 @@ def word_of(dtype: torch.dtype) -> Word:
     return FLOAT64 if dtype == torch.float64 else FLOAT32
 
 
+@lru_cache(maxsize=4096)
 def holds(dtype: torch.dtype, fmt: Format) -> bool:
     """Whether `dtype` represents every finite value of `fmt`."""
     word = _RESULTS[dtype]
