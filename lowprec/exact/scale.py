@@ -74,8 +74,6 @@ def block_scale(amax: Value, quantizer: Quantizer, tensor: Value | None = None) 
         if tensor is not None:
             scale = divide(scale, tensor) if tensor else Fraction(0)
         return project(scale, fmt.scale, ONTO_SCALE)
-    if tensor is not None:
-        raise LowprecError(f"{quantizer.spell()}: a tensor scale needs the rule 'amax'")
     assert isinstance(fmt.scale, FloatFormat)  # Quantizer sees to it.
     smallest, largest = fmt.scale.min_positive_exact, fmt.scale.max_exact
     exponent = _exponent(Fraction(amax), quantizer.rule, fmt.element)
@@ -123,4 +121,4 @@ def _precision(element: Format) -> int:
             return element.precision
         case IntFormat():
             return element.bits - element.signed
-    raise LowprecError(f"{element.name}: the rule 'even' needs a float or an integer element")
+    raise TypeError(f"no precision: {element!r}")  # Quantizer sees to it.

@@ -8,7 +8,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lowprec.errors import LowprecError
 from lowprec.kernels.arith import quotient
 from lowprec.kernels.element import Projector, projector
 from lowprec.kernels.word import FLOAT32, floor_log2_of, require
@@ -50,8 +49,6 @@ def rule_of(quantizer: Quantizer) -> ScaleRule:
         if scale is not None:
             require(torch.float32, scale)
     power_of_two = rule in POWER_OF_TWO_RULES
-    if power_of_two and fmt.tensor_scale is not None:
-        raise LowprecError(f"{quantizer.spell()}: a tensor scale needs the rule 'amax'")
     carry, exponents = 0, (0, 0)
     if power_of_two:
         carry = _carry(rule, fmt.element)
@@ -83,7 +80,7 @@ def _carry(rule: str, element: Format) -> int:
     elif isinstance(element, IntFormat):
         precision = element.bits - element.signed
     else:
-        raise LowprecError(f"{element.name}: the rule 'even' needs a float or an integer element")
+        raise TypeError(f"no precision: {element!r}")  # Quantizer sees to it.
     return (1 << FLOAT32.trailing) >> precision
 
 

@@ -44,10 +44,13 @@ class Projection(Spec):
     "Even" and "odd" are of the code point (as P3109 has it for precision 1, where no trailing
     bit could decide); in a codebook, of the rank counted outward from zero, which is rank 0
     whether or not it is a value; of two ranks of the same parity the larger value is taken.
+    A codebook does not say how it goes on: beyond its ends the last gap is repeated once, and what
+    rounds to that next value overflows. The fraction of stochastic rounding is of the gap. With
+    values of both signs but no zero, 0 is a number like others between its two neighbours.
     Zero keeps its sign where the format has -0, else becomes +0.
     No subnormals: between 0 and the smallest positive value there is nothing, so these two are
     the neighbours. No zero: a positive value below the smallest becomes the smallest; 0 does so
-    under SatFinite and SatPropagate and is NaN under OvfInf.
+    under SatFinite and SatPropagate and is NaN under OvfInf (in a signed format both by sign).
     Unsigned: a value that rounds to a negative one, or -Inf, becomes the smallest value under
     SatFinite and SatPropagate, NaN under OvfInf.
     """

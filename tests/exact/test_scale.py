@@ -13,7 +13,7 @@ import pytest
 from lowprec.errors import LowprecError
 from lowprec.exact import block_scale, code_of, exact, identical, tensor_scale
 from lowprec.exact.scale import divide, multiply
-from lowprec.spec import BlockFormat, CodebookFormat, Quantizer, load_format, load_quantizer
+from lowprec.spec import BlockFormat, CodebookFormat, Quantizer, build, load_format, load_quantizer
 from lowprec.spec.format import pow2
 
 INF, NAN = math.inf, math.nan
@@ -142,8 +142,11 @@ def test_what_has_no_scale_says_so() -> None:
         block_scale(Fraction(1), load_quantizer("float8_e4m3fn"))
     book = CodebookFormat(name="book", kind="codebook", bits=1, values=(-1.0, 1.0))
     fmt = load_format("mxfp4").model_copy(update={"element": book})
-    with pytest.raises(LowprecError, match="book: the rule 'even'"):
-        block_scale(Fraction(1), Quantizer(format=fmt, rule="even"))
+    with pytest.raises(LowprecError, match="the codebook 'book' has none"):
+        build(Quantizer, {"format": fmt, "rule": "even"}, "q")
+    fmt = load_format("mxfp4").model_copy(update={"tensor_scale": load_format("float32")})
+    with pytest.raises(LowprecError, match="'floor' knows no tensor scale"):
+        build(Quantizer, {"format": fmt, "rule": "floor"}, "q")
 
 
 def test_float32_products_and_quotients_equal_numpy() -> None:
