@@ -1,6 +1,6 @@
 "use strict";
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const PAGE = 100;
+const PAGE = 25;
 
 const records = (table) =>
   table.rows.map((row) => Object.fromEntries(row.map((cell, i) => [table.columns[i], cell])));

@@ -36,7 +36,7 @@ PRICES = (
     "front_dnll",
 )
 LAYERS = ("recipe", "path", "layer", "kind", "weight_db", "activation_db")
-COVERAGE = ("recipe", "modules", "count", "share_of_flops", "weight", "activation", "reason")
+COVERAGE = ("recipe", "modules", "count", "share_of_flops", "reason", "weight", "activation")
 # Heading, metric, number format.
 METRICS = (
     ("KL (nats/token)", "kl", "{:.4f}"),
@@ -121,7 +121,17 @@ def _accuracy(candidate: Candidate) -> dict[str, Any]:
     }
     for heading, name, form in METRICS:
         row[heading] = with_interval(candidate, name, form)
+    row["Covered"] = number(covered(candidate), "{:.1%}")
     return row | {"Weights": candidate.weight, "Activations": candidate.activation}
+
+
+def covered(candidate: Candidate) -> float:
+    """The share of the model's matmul FLOP with a quantized operand."""
+    return sum(
+        row["share_of_flops"]
+        for row in _details(candidate, "coverage")
+        if (row["weight"], row["activation"]) != ("kept", "kept")
+    )
 
 
 def number(value: float | None, form: str) -> dict[str, Any]:

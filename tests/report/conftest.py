@@ -23,6 +23,10 @@ LOSS = {
     "int4 </script> channel": ("int4/amax:channel", 3.5),
     "nvfp4 weights": ("*: weight=nvfp4/amax", 0.243),
 }
+COVERAGE = [
+    {"modules": m, "count": 2, "share_of_flops": s, "weight": w, "activation": w, "reason": r}
+    for m, s, w, r in (("a.*", 0.75, "x", ""), ("lm_head", 0.25, "kept", "kept by rule"))
+]
 SPEED = {32: 1.0, 16: 4.0, 8: 7.5, 6: 8.5, 4: 13.0}
 
 
@@ -45,7 +49,7 @@ def record(recipe: str, kl: float) -> Record:
         details={
             "intervals": {name: [v - abs(v) / 9, v + abs(v) / 9] for name, v in names.items()},
             "layers": layers,
-            "coverage": [],
+            "coverage": COVERAGE,
         },
         environment={},
     )

@@ -62,6 +62,7 @@ def test_the_page_works_in_a_browser(folder: Path, report: Report, tmp_path: Pat
     assert chart.count("<select") == 3
     rows = dict(re.findall(r'data-table="(\w+)"[^>]*data-rows="(\d+)"', text))
     assert int(rows["prices"]) == len(report.prices)
+    assert int(rows["coverage"]) == len(report.candidates) * 2
     assert int(rows["layers"]) == len(report.candidates) * 12
     layers = text[text.index('id="layer-chart"') : text.index('id="coverage"')]
     assert "<svg" in layers
@@ -122,6 +123,7 @@ def test_tables_hold_the_numbers(report: Report) -> None:
     assert row["KL (nats/token)"] == {"value": 0.468, "text": "0.4680 ± 0.0520"}
     assert row["ΔNLL (nats/token)"]["text"] == "+0.4660 ± 0.0518"
     assert row["Bits W"]["value"] == 4.5
+    assert row["Covered"]["text"] == "75.0%"
     weights = next(row for row in accuracy_rows(report) if row["Recipe"] == "nvfp4 weights")
     assert weights["Bits A"]["text"] == "kept"
     assert layer_table(report).records()[0] == {
