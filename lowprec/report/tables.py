@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -127,11 +128,9 @@ def _accuracy(candidate: Candidate) -> dict[str, Any]:
 
 def covered(candidate: Candidate) -> float:
     """The share of the model's matmul FLOP with a quantized operand."""
-    return sum(
-        row["share_of_flops"]
-        for row in _details(candidate, "coverage")
-        if (row["weight"], row["activation"]) != ("kept", "kept")
-    )
+    rows = _details(candidate, "coverage")
+    quantized = [row for row in rows if (row["weight"], row["activation"]) != ("kept", "kept")]
+    return math.fsum(row["share_of_flops"] for row in quantized)
 
 
 def number(value: float | None, form: str) -> dict[str, Any]:
