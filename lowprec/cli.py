@@ -80,10 +80,15 @@ def formats(
     from lowprec.report.describe import describe, format_row
     from lowprec.report.text import plain, print_columns, print_json, show_rows
     from lowprec.spec import list_formats, load_format
+    from lowprec.spec.families import family_names
 
     if name is None:
         rows = [format_row(load_format(each)) for each in list_formats()]
         show_rows(rows, as_json)
+        if not as_json:
+            print("\nand by name, without a file:")
+            for pattern, what in family_names():
+                print(f"  {pattern:34} {what}")
         return
     found = load_format(name)
     described = describe(found)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-WORDS = "the cat sat on a mat while seven grey birds sang over the quiet harbour".split()
+WORDS = "the cat sat on a mat while seven grey birds sang over the quiet harbour".split()  # noqa: SIM905 - a sentence
 
 STUDY = """
 name = "tiny"

@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from lowprec.errors import LowprecError
+from lowprec.spec.base import digest
 from lowprec.spec.record import Record
 
 
@@ -21,7 +20,8 @@ class Store:
     """The folder of a study: ``cells/<digest>.json`` and, beside the records, ``timings.jsonl``.
 
     A cell's file appears by an atomic rename of a synced file, so that a process killed at any
-    moment leaves it whole or absent; what is read is validated all the same.
+    moment leaves it whole or absent; what is read is validated all the same, against the SHA-256
+    of the record that the file ends with.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,10 +59,10 @@ class Store:
         path = self.path(name)
         try:
             text = path.read_text()
-            record = Record.model_validate_json(text)
+            record = parse(text)
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeDecodeError, ValidationError):
+        except (OSError, ValueError):
             record = None
         if record is None or record.name != name or text != dump(record):
             self.corrupt.append(path)
@@ -73,7 +73,7 @@ class Store:
         """Store a record; the answer is what `read` will give, in order and type of all parts."""
         text = dump(record)
         write_atomically(self.path(record.name), text)
-        return Record.model_validate_json(text)
+        return parse(text)
 
     def time(self, name: str, seconds: float) -> None:
         """Note how long a cell took, apart from the records, which are free of wall time."""
@@ -83,8 +83,18 @@ class Store:
 
 
 def dump(record: Record) -> str:
-    """The one text of a record: equal records are equal bytes. NaN and Inf are by name."""
-    return json.dumps(record.model_dump(mode="python"), sort_keys=True, indent=1) + "\n"
+    """The one text of a record, its digest among the fields: equal records are equal bytes."""
+    data = record.model_dump(mode="python")
+    return json.dumps({**data, "sha256": digest(data)}, sort_keys=True, indent=1) + "\n"
+
+
+def parse(text: str) -> Record:
+    """The record of a text that `dump` gave; ValueError for what is none."""
+    data = json.loads(text)
+    if not isinstance(data, dict) or "sha256" not in data:
+        raise ValueError("expected an object with the key 'sha256'")
+    del data["sha256"]
+    return Record.model_validate_json(json.dumps(data))
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

@@ -46,7 +46,7 @@ def test_a_truncated_file_is_not_trusted(store: Store, cut: int) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [('"x"', '"y"'), ("2.5", "2.50"), ("0.01", '"0.01"'), ("accuracy", "speed")],
+    [('"x"', '"y"'), ("2.5", "2.50"), ("0.01", '"0.01"'), ("accuracy", "speed"), ("2.5", "2.6")],
 )
 def test_an_altered_file_is_not_trusted(store: Store, old: str, new: str) -> None:
     path = store.path(RECORD.name)
