@@ -1,6 +1,7 @@
 """lowprec: number formats, what they cost a model in accuracy, and what they buy a machine.
 
-Names that need torch load it at first use; `format` and everything about files does not.
+Every name is loaded at its first use: `format` and all that reads files without torch, the rest
+with it.
 """
 
 from __future__ import annotations
@@ -8,39 +9,46 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from lowprec.errors import LowprecError
-from lowprec.spec import list_formats
-from lowprec.spec import load_format as format  # noqa: A004 - the public name is lp.format
-from lowprec.spec import load_quantizer as quantizer
-from lowprec.spec import load_recipe as recipe
-
 __version__ = "0.1.0"
 
-_LAZY = {
-    "backend": "lowprec.kernels",
-    "cast": "lowprec.kernels",
-    "decode": "lowprec.kernels",
-    "dequantize": "lowprec.kernels",
-    "encode": "lowprec.kernels",
-    "fake_quantize": "lowprec.kernels",
-    "quantize": "lowprec.kernels",
-    "QTensor": "lowprec.kernels",
-    "coverage": "lowprec.nn",
-    "trace": "lowprec.nn",
-    "unwrap": "lowprec.nn",
-    "wrap": "lowprec.nn",
-    "estimate": "lowprec.perf",
-    "machine": "lowprec.perf",
-    "evaluate": "lowprec.studies",
-    "study": "lowprec.studies",
+# Each public name: its module, and its name there.
+_HOME = {
+    "Backend": ("lowprec.kernels", "Backend"),
+    "LowprecError": ("lowprec.errors", "LowprecError"),
+    "QTensor": ("lowprec.kernels", "QTensor"),
+    "backend": ("lowprec.kernels", "backend"),
+    "cast": ("lowprec.kernels", "cast"),
+    "coverage": ("lowprec.nn", "coverage"),
+    "decode": ("lowprec.kernels", "decode"),
+    "dequantize": ("lowprec.kernels", "dequantize"),
+    "encode": ("lowprec.kernels", "encode"),
+    "estimate": ("lowprec.perf", "estimate"),
+    "evaluate": ("lowprec.studies", "evaluate"),
+    "fake_quantize": ("lowprec.kernels", "fake_quantize"),
+    "format": ("lowprec.spec", "load_format"),
+    "list_formats": ("lowprec.spec", "list_formats"),
+    "list_machines": ("lowprec.perf", "list_machines"),
+    "machine": ("lowprec.perf", "machine"),
+    "quantize": ("lowprec.kernels", "quantize"),
+    "quantizer": ("lowprec.spec", "load_quantizer"),
+    "recipe": ("lowprec.spec", "load_recipe"),
+    "study": ("lowprec.studies", "study"),
+    "trace": ("lowprec.nn", "trace"),
+    "unwrap": ("lowprec.nn", "unwrap"),
+    "wrap": ("lowprec.nn", "wrap"),
 }
 
-__all__ = ["LowprecError", "format", "list_formats", "quantizer", "recipe", *sorted(_LAZY)]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _HOME:
         raise AttributeError(f"module 'lowprec' has no attribute {name!r}")
-    value = getattr(import_module(_LAZY[name]), name)
+    module, there = _HOME[name]
+    value = getattr(import_module(module), there)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -14,6 +14,9 @@ from typer.core import TyperGroup
 
 from lowprec.errors import LowprecError, did_you_mean
 
+# Looking through every installed package for plugins takes longer than most commands.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
 if TYPE_CHECKING:
     from lowprec.perf import Estimate
     from lowprec.spec.workload import Workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from lowprec.spec.base import Spec
 from lowprec.spec.block import BlockFormat
@@ -43,7 +43,7 @@ class Quantizer(Spec):
 
     format: FloatFormat | IntFormat | CodebookFormat | BlockFormat
     rule: ScaleRule
-    projection: Projection = Projection()
+    projection: Projection = Field(default_factory=Projection)
 
     @model_validator(mode="after")
     def _possible(self) -> Quantizer:
