@@ -45,7 +45,7 @@ class Scaled:
 
 @lru_cache(maxsize=1024)
 def numbers_of(quantizer: Quantizer) -> BlockNumbers:
-    """LowprecError where no dtype holds the format or the rule does not apply to it."""
+    """LowprecError where no dtype holds the elements, or float32 not the scales."""
     fmt = quantizer.format
     assert isinstance(fmt, BlockFormat)
     word = FLOAT32 if holds(torch.float32, fmt.element) else FLOAT64

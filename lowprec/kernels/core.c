@@ -179,8 +179,8 @@ CLONES void lp_rows(const float *x, float *y, int64_t rows, int64_t k, int64_t b
                     const grid *pg) {
   const rule r = *pr;
   const grid g = *pg;
+  /* The length of OCP's blocks, as a constant. */
   if (b == 32) WITH_KIND_AND_INVERSE(rows_of(x, y, rows, k, 32, inverse, kind, &r, &g))
-  else if (b == 16) WITH_KIND_AND_INVERSE(rows_of(x, y, rows, k, 16, inverse, kind, &r, &g))
   else WITH_KIND_AND_INVERSE(rows_of(x, y, rows, k, b, inverse, kind, &r, &g))
 }
 
@@ -214,7 +214,8 @@ CLONES void lp_apply(const float *x, float *y, int64_t n, int32_t amax, const ru
   WITH_KIND_AND_INVERSE(block(x, y, n, s, by, inverse, kind, &g))
 }
 
-enum { COLUMNS = 1024 };
+/* Long runs of memory: shorter strips that fit the first-level cache take longer. */
+enum { COLUMNS = 4096 };
 
 /* One block in each of `width` columns. */
 INLINE void strip(const float *x, float *y, int64_t rows, int64_t inner, int64_t width, int inverse,
@@ -236,13 +237,11 @@ INLINE void strip(const float *x, float *y, int64_t rows, int64_t inner, int64_t
 
 INLINE void columns_of(const float *x, float *y, int64_t outer, int64_t k, int64_t inner, int64_t b,
                        int inverse, int kind, const rule *r, const grid *g) {
-  /* Tall blocks do not fit the cache anyhow: then long runs are better. */
-  int64_t most = b <= 64 ? STRIP / 32 : COLUMNS;
   for (int64_t o = 0; o < outer; o++)
     for (int64_t i = 0; i < k; i += b)
-      for (int64_t j = 0; j < inner; j += most) {
+      for (int64_t j = 0; j < inner; j += COLUMNS) {
         int64_t at = (o * k + i) * inner + j;
-        int64_t rows = k - i < b ? k - i : b, width = inner - j < most ? inner - j : most;
+        int64_t rows = k - i < b ? k - i : b, width = inner - j < COLUMNS ? inner - j : COLUMNS;
         strip(x + at, y + at, rows, inner, width, inverse, kind, r, g);
       }
 }

@@ -15,6 +15,8 @@ from lowprec.spec.quantizer import Quantizer
 
 # The random bits of stochastic rounding: integers whose low bits count, or where to draw them.
 Random = Tensor | torch.Generator
+# Elements whose temporaries fit a second-level cache.
+SLICE = 1 << 16
 
 
 def check(x: Tensor, quantizer: Quantizer, axis: int) -> int:
@@ -74,8 +76,35 @@ def compute(
         y = _by_core(x, quantizer, axis, out)
         if y is not None:
             return y
-    y = define(x, quantizer, axis, random)
+    y = define_in_parts(x, quantizer, axis, random)
     return y if out is None else out.copy_(y)
+
+
+def define_in_parts(x: Tensor, quantizer: Quantizer, axis: int, random: Tensor | None) -> Tensor:
+    """`define`, on a CPU in slices of dimension 0 whose temporaries stay in the cache."""
+    fmt = quantizer.format
+    size = 1
+    if isinstance(fmt, BlockFormat):
+        if fmt.block == "tensor" or fmt.tensor_scale is not None or x.dim() == 0:
+            return define(x, quantizer, axis, random)
+        size = fmt.block_sizes(tuple(x.shape), axis)[0]
+    elif x.is_contiguous() and random is None:
+        return _slices(x.view(-1), quantizer, -1, None, SLICE).view(x.shape)
+    row = x.numel() // x.shape[0] if x.dim() and x.shape[0] else 1
+    return _slices(x, quantizer, axis, random, max(SLICE // (size * max(row, 1)), 1) * size)
+
+
+def _slices(
+    x: Tensor, quantizer: Quantizer, axis: int, random: Tensor | None, length: int
+) -> Tensor:
+    if x.device.type != "cpu" or x.dim() == 0 or x.shape[0] <= length:
+        return define(x, quantizer, axis, random)
+    out = torch.empty_like(x)
+    for start in range(0, x.shape[0], length):
+        part = slice(start, start + length)
+        bits = None if random is None else random[part]
+        out[part] = define(x[part], quantizer, axis, bits)
+    return out
 
 
 def _by_core(x: Tensor, quantizer: Quantizer, axis: int, out: Tensor | None) -> Tensor | None:

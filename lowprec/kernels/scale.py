@@ -42,7 +42,7 @@ class ScaleRule:
 
 @lru_cache(maxsize=1024)
 def rule_of(quantizer: Quantizer) -> ScaleRule:
-    """The numbers of a block quantizer's rule; LowprecError where the rule does not apply."""
+    """The numbers of a block quantizer's rule; LowprecError if float32 does not hold its scales."""
     fmt, rule = quantizer.format, quantizer.rule
     assert isinstance(fmt, BlockFormat)
     for scale in (fmt.scale, fmt.tensor_scale):

@@ -164,15 +164,11 @@ def test_nan_blocks_as_codes() -> None:
         kernels.quantize(x, Quantizer(format=UNUSUAL[-1], rule="amax"))
 
 
-def test_rules_that_do_not_apply() -> None:
-    nvfp4 = load_format("nvfp4")
-    both = nvfp4.model_copy(update={"scale": load_format("float8_e8m0fnu")})
-    with pytest.raises(LowprecError, match="tensor scale"):
-        kernels.fake_quantize(torch.ones(16), Quantizer(format=both, rule="floor"))
-    nf4 = nvfp4.model_copy(
-        update={"element": load_format("nf4"), "scale": both.scale, "tensor_scale": None}
-    )
-    with pytest.raises(LowprecError, match="even"):
-        kernels.fake_quantize(torch.ones(16), Quantizer(format=nf4, rule="even"))
+def test_formats_and_shapes_that_do_not_apply() -> None:
+    wide = TILES.model_copy(update={"name": "wide", "scale": load_format("float64")})
+    with pytest.raises(LowprecError, match=r"float64: torch\.float32 does not hold"):
+        kernels.fake_quantize(torch.ones(3, 4), Quantizer(format=wide, rule="amax"))
     with pytest.raises(LowprecError, match="axis"):
         kernels.fake_quantize(torch.ones(()), "mxfp4/floor")
+    with pytest.raises(LowprecError, match="rank 2"):
+        kernels.fake_quantize(torch.ones(4), Quantizer(format=TILES, rule="amax"))

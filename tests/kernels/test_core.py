@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from torch import Tensor
 
-from lowprec import kernels, quantizer
-from lowprec.kernels import cpu
-from lowprec.kernels.ops import define
+from lowprec import LowprecError, kernels, quantizer
+from lowprec.kernels import core, cpu
+from lowprec.kernels.ops import define, define_in_parts
 from lowprec.spec import Format, Quantizer
 from tests import strategies
 from tests.kernels import oracle
@@ -83,6 +81,20 @@ def test_threads_change_nothing(name: str) -> None:
         assert_same_bits(kernels.fake_quantize(x, name, axis), alone)
 
 
+@pytest.mark.parametrize("name", [*HOT, "nf4/amax:16", "mxfp4/floor/stochastic:4"])
+def test_slices_change_nothing(name: str) -> None:
+    """Without the core, large tensors are computed in slices."""
+    q = quantizer(name)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 131, 330, generator=generator)
+    random = torch.randint(0, 16, x.shape, generator=generator) if q.projection.bits else None
+    turned, bits = x.transpose(0, 1), None if random is None else random.transpose(0, 1)
+    for axis in (-1, 0, 1):
+        assert_same_bits(define_in_parts(x, q, axis, random), define(x, q, axis, random))
+        expected = define(turned.contiguous(), q, axis, bits)
+        assert_same_bits(define_in_parts(turned, q, axis, bits).contiguous(), expected)
+
+
 @pytest.mark.parametrize("name", HOT)
 def test_out(name: str) -> None:
     """out= holds the answer and is returned, also where it is x or overlaps with it."""
@@ -100,41 +112,46 @@ def test_out(name: str) -> None:
     assert_same_bits(kernels.fake_quantize(x, name, out=x), answer)
 
 
-def _child(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_the_backend_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOWPREC_BACKEND", "torch")
+    library, backend = core.load.__wrapped__()
+    assert library is None
+    assert (backend.name, backend.reason) == ("torch", "LOWPREC_BACKEND=torch")
+    monkeypatch.setenv("LOWPREC_BACKEND", "fast")
+    with pytest.raises(LowprecError, match="expected 'core' or 'torch'"):
+        core.load.__wrapped__()
 
 
-def test_the_backend_can_be_asked_and_forced(tmp_path: object) -> None:
-    """Without a compiler the definition runs, says so, and gives the same bits."""
-    code = (
-        "import torch; from lowprec import kernels as k; b = k.backend(); print(b.name, b.reason);"
-        "print(k.fake_quantize(torch.linspace(-9, 9, 50), 'nvfp4/amax').tolist())"
-    )
-    forced = _child(code, LOWPREC_BACKEND="torch")
-    lacking = _child(code, PATH="/nowhere", CC="", XDG_CACHE_HOME=str(tmp_path))
-    here = kernels.fake_quantize(torch.linspace(-9, 9, 50), "nvfp4/amax").tolist()
-    for child, reason in ((forced, "LOWPREC_BACKEND"), (lacking, "compiler")):
-        assert child.returncode == 0, child.stderr
-        first, second = child.stdout.splitlines()
-        assert first.startswith("torch ")
-        assert reason in first
-        assert second == str(here)
-    wrong = _child(code, LOWPREC_BACKEND="fast")
-    assert "expected 'core' or 'torch'" in wrong.stderr
+def test_without_a_compiler_the_definition_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in {"PATH": "/nowhere", "CC": "", "XDG_CACHE_HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    library, backend = core.load.__wrapped__()
+    assert library is None
+    assert backend.name == "torch"
+    assert "no C compiler" in backend.reason
+    monkeypatch.setenv("LOWPREC_BACKEND", "core")
+    with pytest.raises(LowprecError, match="no C compiler"):
+        core.load.__wrapped__()
 
 
 @CORE
 def test_flush_to_zero_is_noticed() -> None:
-    code = (
-        "import torch; torch.set_flush_denormal(True);"
-        "from lowprec import kernels as k; print(k.backend())"
-    )
-    child = _child(code)
-    assert child.returncode == 0, child.stderr
-    assert "torch" in child.stdout
+    torch.set_flush_denormal(True)
+    try:
+        library, backend = core.load.__wrapped__()
+    finally:
+        torch.set_flush_denormal(False)
+    assert library is None
+    assert "flush-to-zero" in backend.reason
+
+
+@CORE
+def test_the_core_is_compiled_when_the_cache_is_empty(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    library, backend = core.load.__wrapped__()
+    assert library is not None, backend
+    assert len(list(tmp_path.rglob("core-*.so"))) == 1

@@ -46,7 +46,7 @@ def test_nearest_even_of_every_bfloat16(fmt: Format) -> None:
 @pytest.mark.parametrize("fmt", EVERY, **NAMED)
 def test_every_projection_at_edges_and_random_bits(fmt: Format) -> None:
     dtype = dtype_for(fmt)
-    most = 100 if fmt.bits <= 8 else 36
+    most = 36 if fmt.bits <= 8 else 18
     x = torch.cat([oracle.edges(fmt, dtype, most), oracle.random_bits(most, dtype)])
     for projection in DETERMINISTIC:
         check(x, fmt, projection)
@@ -67,11 +67,10 @@ def test_every_projection_of_every_16_bit_float(fmt: Format, projection: Project
 @pytest.mark.parametrize("fmt", EVERY, **NAMED)
 def test_stochastic(fmt: Format, bits: int) -> None:
     dtype = dtype_for(fmt)
-    x = torch.cat([oracle.edges(fmt, dtype, most=24), oracle.random_bits(50, dtype)])
-    for saturation in ("SatFinite", "OvfInf"):
-        projection = Projection(rounding="stochastic", saturation=saturation, bits=bits)
-        for random in {0, 1, (1 << bits) // 3, (1 << bits) - 1}:
-            check(x, fmt, projection, random)
+    x = torch.cat([oracle.edges(fmt, dtype, most=12), oracle.random_bits(20, dtype)])
+    for random in {0, 1, (1 << bits) // 3, (1 << bits) - 1}:
+        saturation = "OvfInf" if random else "SatFinite"
+        check(x, fmt, Projection(rounding="stochastic", saturation=saturation, bits=bits), random)
 
 
 @pytest.mark.parametrize("fmt", [f for f in EVERY if f.bits <= 16], **NAMED)
@@ -132,7 +131,7 @@ def test_stochastic_rounds_up_in_proportion() -> None:
         torch.testing.assert_close(went, (fraction * 64).floor() / 64, rtol=0, atol=0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(fmt=strategies.formats())
 def test_any_format(fmt: Format) -> None:
     """Formats nobody has named: any precision, bias, specials, up to 16 bits; any codebook."""
