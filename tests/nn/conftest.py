@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -42,9 +42,12 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
