@@ -110,7 +110,7 @@ INLINE float power_of_two(float v, const rule *r) {
 
 /* Whole scales S of n blocks, and what their elements are multiplied with (the inverse of a power
  * of two, which is exact) or divided by: of S = 0 by Inf, which leaves zeros with their signs. */
-INLINE void scales(const int32_t *amax, float *s, float *by, int64_t n, const rule *pr) {
+CLONES void lp_scales(const int32_t *amax, float *s, float *by, int64_t n, const rule *pr) {
   const rule r = *pr;
   if (r.power_of_two) {
     for (int64_t i = 0; i < n; i++) {
@@ -133,55 +133,19 @@ INLINE void scales(const int32_t *amax, float *s, float *by, int64_t n, const ru
   }
 }
 
-INLINE void block(const float *x, float *y, int64_t n, float s, float by, int inverse, int kind,
-                  const grid *g) {
-  if (inverse)
-    for (int64_t i = 0; i < n; i++) y[i] = element(x[i] * by, g, kind) * s;
-  else
-    for (int64_t i = 0; i < n; i++) y[i] = element(x[i] / by, g, kind) * s;
-}
-
-enum { BLOCKS = 128, STRIP = 4096 };
-
-/* Blocks of b along k contiguous elements, the last one ragged. */
-INLINE void row(const float *x, float *y, int64_t k, int64_t b, int inverse, int kind, const rule *r,
-                const grid *g) {
-  int32_t amax[BLOCKS];
-  float s[BLOCKS], by[BLOCKS];
-  int64_t count = b >= STRIP ? 1 : STRIP / b < BLOCKS ? STRIP / b : BLOCKS;
-  for (; k > 0; x += count * b, y += count * b, k -= count * b) {
-    int64_t whole = k / b < count ? k / b : count, rest = whole < count ? k % b : 0;
-    for (int64_t i = 0; i < whole; i++) amax[i] = largest(x + i * b, b);
-    if (rest) amax[whole] = largest(x + whole * b, rest);
-    scales(amax, s, by, whole + (rest > 0), r);
-    for (int64_t i = 0; i < whole; i++) block(x + i * b, y + i * b, b, s[i], by[i], inverse, kind, g);
-    if (rest) block(x + whole * b, y + whole * b, rest, s[whole], by[whole], inverse, kind, g);
-  }
-}
-
-INLINE void rows_of(const float *x, float *y, int64_t rows, int64_t k, int64_t b, int inverse,
-                    int kind, const rule *r, const grid *g) {
-  for (int64_t i = 0; i < rows; i++, x += k, y += k) row(x, y, k, b, inverse, kind, r, g);
-}
-
 /* `call`, which names `kind` and `inverse`, with these as constants. */
-#define WITH_KIND(call)                                                            \
-  switch (kind_of(&g)) {                                                           \
-    case MIRRORED: { enum { kind = MIRRORED }; call; break; }                      \
-    case SATURATES: { enum { kind = SATURATES }; call; break; }                    \
-    default: { enum { kind = ANY }; call; }                                        \
+#define WITH_KIND(call)                                       \
+  switch (kind_of(&g)) {                                      \
+    case MIRRORED: { enum { kind = MIRRORED }; call; break; } \
+    case SATURATES: { enum { kind = SATURATES }; call; break; } \
+    default: { enum { kind = ANY }; call; }                   \
   }
-#define WITH_KIND_AND_INVERSE(call)                              \
-  if (r.power_of_two) { enum { inverse = 1 }; WITH_KIND(call) }  \
+#define WITH_KIND_AND_INVERSE(call)                             \
+  if (inverses) { enum { inverse = 1 }; WITH_KIND(call) }       \
   else { enum { inverse = 0 }; WITH_KIND(call) }
 
-CLONES void lp_rows(const float *x, float *y, int64_t rows, int64_t k, int64_t b, const rule *pr,
-                    const grid *pg) {
-  const rule r = *pr;
-  const grid g = *pg;
-  /* The length of OCP's blocks, as a constant. */
-  if (b == 32) WITH_KIND_AND_INVERSE(rows_of(x, y, rows, k, 32, inverse, kind, &r, &g))
-  else WITH_KIND_AND_INVERSE(rows_of(x, y, rows, k, b, inverse, kind, &r, &g))
+INLINE float scaled(float x, float s, float by, int inverse, int kind, const grid *g) {
+  return element(inverse ? x * by : x / by, g, kind) * s;
 }
 
 INLINE void cast(const float *x, float *y, int64_t n, int kind, const grid *g) {
@@ -201,55 +165,103 @@ CLONES int32_t lp_largest(const float *x, int64_t n) { return largest(x, n); }
 /* S of one block: also how a tensor scale comes about, which is a rule of its own. */
 float lp_scale(int32_t amax, const rule *r) {
   float s, by;
-  scales(&amax, &s, &by, 1, r);
+  lp_scales(&amax, &s, &by, 1, r);
   return s;
 }
 
-/* One block in parts, its largest magnitude known. */
-CLONES void lp_apply(const float *x, float *y, int64_t n, int32_t amax, const rule *pr, const grid *pg) {
-  const rule r = *pr;
+/* Blocks of b along contiguous elements: the largest magnitudes of n of them, and their elements.
+ * The length of OCP's blocks is a constant, which the compiler makes the most of. */
+INLINE void largest_of(const float *x, int64_t n, int64_t b, int32_t *amax) {
+  for (int64_t i = 0; i < n; i++) amax[i] = largest(x + i * b, b);
+}
+
+CLONES void lp_largest_of(const float *x, int64_t n, int64_t b, int32_t *amax) {
+  if (b == 32) largest_of(x, n, 32, amax);
+  else largest_of(x, n, b, amax);
+}
+
+INLINE void blocks(const float *x, float *y, int64_t n, int64_t b, const float *s, const float *by,
+                   int inverse, int kind, const grid *g) {
+  for (int64_t i = 0; i < n; i++, x += b, y += b) {
+    const float si = s[i], byi = by[i];
+    for (int64_t j = 0; j < b; j++) y[j] = scaled(x[j], si, byi, inverse, kind, g);
+  }
+}
+
+CLONES void lp_blocks(const float *x, float *y, int64_t n, int64_t b, const float *s, const float *by,
+                      int32_t inverses, const grid *pg) {
   const grid g = *pg;
+  if (b == 32) WITH_KIND_AND_INVERSE(blocks(x, y, n, 32, s, by, inverse, kind, &g))
+  else WITH_KIND_AND_INVERSE(blocks(x, y, n, b, s, by, inverse, kind, &g))
+}
+
+/* One block in parts, its largest magnitude known. */
+void lp_apply(const float *x, float *y, int64_t n, int32_t amax, const rule *r, const grid *g) {
   float s, by;
-  scales(&amax, &s, &by, 1, &r);
-  WITH_KIND_AND_INVERSE(block(x, y, n, s, by, inverse, kind, &g))
+  lp_scales(&amax, &s, &by, 1, r);
+  lp_blocks(x, y, 1, n, &s, &by, r->power_of_two, g);
+}
+
+enum { BLOCKS = 128, STRIP = 4096 };
+
+static void strip_of_blocks(const float *x, float *y, int64_t n, int64_t b, const rule *r, const grid *g) {
+  int32_t amax[BLOCKS];
+  float s[BLOCKS], by[BLOCKS];
+  lp_largest_of(x, n, b, amax);
+  lp_scales(amax, s, by, n, r);
+  lp_blocks(x, y, n, b, s, by, r->power_of_two, g);
+}
+
+/* Blocks of b along the k contiguous elements of every row, the last one of a row ragged. */
+void lp_rows(const float *x, float *y, int64_t rows, int64_t k, int64_t b, const rule *r, const grid *g) {
+  int64_t most = b >= STRIP ? 1 : STRIP / b < BLOCKS ? STRIP / b : BLOCKS;
+  for (const float *end = x + rows * k; x < end; x += k, y += k) {
+    int64_t i = 0;
+    for (int64_t n; (n = (k - i) / b) > 0; i += n * b) {
+      n = n < most ? n : most;
+      strip_of_blocks(x + i, y + i, n, b, r, g);
+    }
+    if (i < k) strip_of_blocks(x + i, y + i, 1, k - i, r, g);
+  }
 }
 
 /* Long runs of memory: shorter strips that fit the first-level cache take longer. */
 enum { COLUMNS = 4096 };
 
-/* One block in each of `width` columns. */
-INLINE void strip(const float *x, float *y, int64_t rows, int64_t inner, int64_t width, int inverse,
-                  int kind, const rule *r, const grid *g) {
-  int32_t amax[COLUMNS] = {0};
-  float s[COLUMNS], by[COLUMNS];
-  for (int64_t i = 0; i < rows; i++)
-    for (int64_t j = 0; j < width; j++) {
-      int32_t b = (int32_t)(bits_of(x[i * inner + j]) & MAGNITUDE);
+/* One block in each of n columns, whose rows lie `inner` apart. */
+CLONES void lp_largest_columns(const float *x, int64_t rows, int64_t inner, int64_t n, int32_t *amax) {
+  for (int64_t j = 0; j < n; j++) amax[j] = 0;
+  for (int64_t i = 0; i < rows; i++, x += inner)
+    for (int64_t j = 0; j < n; j++) {
+      int32_t b = (int32_t)(bits_of(x[j]) & MAGNITUDE);
       amax[j] = b > amax[j] ? b : amax[j];
-    }
-  scales(amax, s, by, width, r);
-  for (int64_t i = 0; i < rows; i++)
-    for (int64_t j = 0; j < width; j++) {
-      float v = x[i * inner + j];
-      y[i * inner + j] = element(inverse ? v * by[j] : v / by[j], g, kind) * s[j];
     }
 }
 
-INLINE void columns_of(const float *x, float *y, int64_t outer, int64_t k, int64_t inner, int64_t b,
-                       int inverse, int kind, const rule *r, const grid *g) {
+INLINE void columns(const float *x, float *y, int64_t rows, int64_t inner, int64_t n,
+                    const float *restrict s, const float *restrict by, int inverse, int kind, const grid *g) {
+  for (int64_t i = 0; i < rows; i++, x += inner, y += inner)
+    for (int64_t j = 0; j < n; j++) y[j] = scaled(x[j], s[j], by[j], inverse, kind, g);
+}
+
+CLONES void lp_block_columns(const float *x, float *y, int64_t rows, int64_t inner, int64_t n,
+                             const float *s, const float *by, int32_t inverses, const grid *pg) {
+  const grid g = *pg;
+  WITH_KIND_AND_INVERSE(columns(x, y, rows, inner, n, s, by, inverse, kind, &g))
+}
+
+/* Blocks of b along the k elements that lie `inner` apart, for `outer` slabs of k * inner. */
+void lp_columns(const float *x, float *y, int64_t outer, int64_t k, int64_t inner, int64_t b,
+                const rule *r, const grid *g) {
+  int32_t amax[COLUMNS];
+  float s[COLUMNS], by[COLUMNS];
   for (int64_t o = 0; o < outer; o++)
     for (int64_t i = 0; i < k; i += b)
       for (int64_t j = 0; j < inner; j += COLUMNS) {
         int64_t at = (o * k + i) * inner + j;
-        int64_t rows = k - i < b ? k - i : b, width = inner - j < COLUMNS ? inner - j : COLUMNS;
-        strip(x + at, y + at, rows, inner, width, inverse, kind, r, g);
+        int64_t rows = k - i < b ? k - i : b, n = inner - j < COLUMNS ? inner - j : COLUMNS;
+        lp_largest_columns(x + at, rows, inner, n, amax);
+        lp_scales(amax, s, by, n, r);
+        lp_block_columns(x + at, y + at, rows, inner, n, s, by, r->power_of_two, g);
       }
-}
-
-/* Blocks of b along the k elements that lie `inner` apart, for `outer` slabs of k * inner. */
-CLONES void lp_columns(const float *x, float *y, int64_t outer, int64_t k, int64_t inner, int64_t b,
-                       const rule *pr, const grid *pg) {
-  const rule r = *pr;
-  const grid g = *pg;
-  WITH_KIND_AND_INVERSE(columns_of(x, y, outer, k, inner, b, inverse, kind, &r, &g))
 }

@@ -125,14 +125,29 @@ def _declare(library: ctypes.CDLL) -> None:
 
 
 def _self_test(library: ctypes.CDLL) -> None:
-    """Two ties, a subnormal, -0 and an overflow on bfloat16's grid: what flush-to-zero,
-    -ffast-math or a miscompiled select would get wrong."""
-    ends = (0x7F7F0000,) * 2, (0x7F800000, 0xFF800000), (0x7F800000, 0xFF800000), (0, 0x80000000)
-    pairs = [Pair(*end) for end in ends]
-    grid = CGrid(2.0**-110, 1 << 23, 16, 0x7FFF, 1, 0xFFFF0000, *pairs, False, 2.0**16)
-    given = torch.tensor([1.00390625, 1.01171875, 1e-40, float("nan"), -0.0, -3.4e38])
-    wanted = [0x3F800000, 0x3F820000, 0x00010000, 0x7FC00000, -0x80000000, -0x00800000]
-    got = torch.empty_like(given)
-    library.lp_cast(given.data_ptr(), got.data_ptr(), len(given), ctypes.byref(grid))
-    if got.view(torch.int32).tolist() != wanted:
+    """Both roundings of core.c, of bfloat16 with Inf and of saturating float8_e5m2: ties, a
+    subnormal, NaN, -0 and an overflow, which flush-to-zero or -ffast-math would get wrong."""
+    infinities, zeros = (0x7F800000, 0xFF800000), (0, 0x80000000)
+    ends = (0x7F7F0000, 0x7F7F0000), infinities, infinities, zeros
+    bfloat16 = CGrid(2.0**-110, 1 << 23, 16, 0x7FFF, 1, 0xFFFF0000, *map(_pair, ends), 0, 2.0**16)
+    given = [1.00390625, 1.01171875, 1e-40, float("nan"), -0.0, -3.4e38]
+    wanted = [0x3F800000, 0x3F820000, 0x00010000, 0x7FC00000, 0x80000000, 0xFF800000]
+    _check(library, bfloat16, given, wanted)
+    limits = (0x47600000, 0xC7600000)
+    ends = (limits[0], limits[0]), limits, limits, zeros
+    e5m2 = CGrid(2.0**7, 113 << 23, 21, 0xFFFFF, 1, 0xFFE00000, *map(_pair, ends), 1, 2.0**21)
+    given = [1.125, 1.375, 2.0**-17, 3 * 2.0**-17, float("nan"), -0.0, -1e6]
+    wanted = [0x3F800000, 0x3FC00000, 0, 0x38000000, 0x7FC00000, 0x80000000, 0xC7600000]
+    _check(library, e5m2, given, wanted)
+
+
+def _pair(ends: tuple[int, int]) -> ctypes.Array[ctypes.c_uint32]:
+    return Pair(*ends)
+
+
+def _check(library: ctypes.CDLL, grid: CGrid, given: list[float], wanted: list[int]) -> None:
+    x = torch.tensor(given)
+    y = torch.empty_like(x)
+    library.lp_cast(x.data_ptr(), y.data_ptr(), len(x), ctypes.byref(grid))
+    if [bits & 0xFFFFFFFF for bits in y.view(torch.int32).tolist()] != wanted:
         raise LowprecError("the compiled core rounds wrongly here (flush-to-zero, fast-math?)")
