@@ -51,6 +51,11 @@ class Bench:
     store: Store
     progress: Progress
 
+    def __post_init__(self) -> None:
+        # Said aloud, the number is kept to: until then MKL chooses one anew at every call, and
+        # with it the order of its sums.
+        torch.set_num_threads(torch.get_num_threads())
+
     def subject(self, recipe: Recipe) -> dict[str, Any]:
         """All that determines a cell; see `Record`."""
         return {
