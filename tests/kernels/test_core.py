@@ -48,7 +48,7 @@ def test_casts(fmt: Format, saturation: str) -> None:
     if dtype_for(fmt) == torch.float32:
         every = oracle.every_bfloat16()
         edges = oracle.edges(fmt, torch.float32, most=2000)
-        x = torch.cat([every, edges, oracle.random_bits(100_000)])
+        x = torch.cat([every, edges, oracle.random_bits(20_000)])
         check(x, quantizer(f"{fmt.name}/cast/{saturation}"))
 
 
@@ -81,7 +81,9 @@ def test_threads_change_nothing(name: str) -> None:
         assert_same_bits(kernels.fake_quantize(x, name, axis), alone)
 
 
-@pytest.mark.parametrize("name", [*HOT, "nf4/amax:16", "mxfp4/floor/stochastic:4"])
+@pytest.mark.parametrize(
+    "name", [HOT[0], HOT[5], HOT[8], "nf4/amax:16", "mxfp4/floor/stochastic:4"]
+)
 def test_slices_change_nothing(name: str) -> None:
     """Without the core, large tensors are computed in slices."""
     q = quantizer(name)

@@ -46,7 +46,7 @@ def test_nearest_even_of_every_bfloat16(fmt: Format) -> None:
 @pytest.mark.parametrize("fmt", EVERY, **NAMED)
 def test_every_projection_at_edges_and_random_bits(fmt: Format) -> None:
     dtype = dtype_for(fmt)
-    most = 36 if fmt.bits <= 8 else 18
+    most = 20 if fmt.bits <= 8 else 12
     x = torch.cat([oracle.edges(fmt, dtype, most), oracle.random_bits(most, dtype)])
     for projection in DETERMINISTIC:
         check(x, fmt, projection)
@@ -63,7 +63,7 @@ def test_every_projection_of_every_16_bit_float(fmt: Format, projection: Project
     check(oracle.edges(fmt, dtype, most=1 << 16), fmt, projection)
 
 
-@pytest.mark.parametrize("bits", [1, 7, 32])
+@pytest.mark.parametrize("bits", [1, 32])
 @pytest.mark.parametrize("fmt", EVERY, **NAMED)
 def test_stochastic(fmt: Format, bits: int) -> None:
     dtype = dtype_for(fmt)
