@@ -57,9 +57,11 @@ class Quantized(nn.Module):
         if self.rule.activation is not None:
             x = fake_quantize(x, self.rule.activation)
         weight = self.quantized_weight()
+        # Asked of the cached tensor: the one that carries gradients is another at every call.
+        exact = self._exact_in_bfloat16(x, weight)
         if self.weight.requires_grad and torch.is_grad_enabled():
             weight = _StraightThrough.apply(self.weight, weight)
-        if self._exact_in_bfloat16(x, weight):
+        if exact:
             with bfloat16_products():
                 return self.multiply(x, weight)
         return self.multiply(x, weight)
