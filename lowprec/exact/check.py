@@ -99,8 +99,7 @@ def conformance(fmt: Format | BlockFormat) -> list[str]:
     binade, without the neighbours. Of a block format, its element and its scales.
     """
     if isinstance(fmt, BlockFormat):
-        parts = [fmt.element, fmt.scale] + ([fmt.tensor_scale] if fmt.tensor_scale else [])
-        return [line for part in dict.fromkeys(parts) for line in conformance(part)]
+        return [line for part in dict.fromkeys(fmt.parts.values()) for line in conformance(part)]
     problems = [f"{fmt.name}: {line}" for check in CHECKS for line in check(fmt)]
     hidden = len(problems) - LISTED
     return problems if hidden <= 0 else [*problems[:LISTED], f"{fmt.name}: {hidden} more"]

@@ -56,12 +56,12 @@ def block_format(quantizer: Quantizer) -> BlockFormat:
 def tensor_scale(amax: Value, quantizer: Quantizer) -> Value | None:
     """t, from the largest magnitude of the tensor (NaN if that is not finite), or None."""
     fmt = block_format(quantizer)
-    if fmt.tensor_scale is None:
+    if fmt.outer is None:
         return None
     if not finite(amax):
         return math.nan
     largest = multiply(fmt.element.max_exact, fmt.scale.max_exact)
-    return project(divide(amax, largest), fmt.tensor_scale, ONTO_SCALE)
+    return project(divide(amax, largest), fmt.outer.scale, ONTO_SCALE)
 
 
 def block_scale(amax: Value, quantizer: Quantizer, tensor: Value | None = None) -> Value:
@@ -100,7 +100,7 @@ def _exponent(amax: Fraction, rule: str, element: Format) -> float | None:
         return _ceil_log2(amax) - element.emax
     if rule == "even":
         amax = _half_up(amax, _precision(element))
-    return floor_log2(amax) - element.emax
+    return floor_log2(amax) - element.emax + (rule == "floor2x")
 
 
 def _ceil_log2(x: Fraction) -> int:

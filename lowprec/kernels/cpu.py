@@ -79,12 +79,7 @@ def _plan(quantizer: Quantizer) -> Plan | None:
     grid, rule = _grid(numbers.element), _rule(numbers.rule)
     tensor_rule = _tensor_rule(numbers.rule)
     flat = isinstance(fmt.block, str) or len(fmt.block) == 1
-    if (
-        grid is None
-        or rule is None
-        or not flat
-        or (tensor_rule is None) != (fmt.tensor_scale is None)
-    ):
+    if grid is None or rule is None or not flat or (tensor_rule is None) != (fmt.outer is None):
         return None
     return Plan(grid, rule, tensor_rule, fmt.block if isinstance(fmt.block, str) else fmt.block[0])
 

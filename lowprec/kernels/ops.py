@@ -85,7 +85,7 @@ def define_in_parts(x: Tensor, quantizer: Quantizer, axis: int, random: Tensor |
     fmt = quantizer.format
     size = 1
     if isinstance(fmt, BlockFormat):
-        if fmt.block == "tensor" or fmt.tensor_scale is not None or x.dim() == 0:
+        if fmt.block == "tensor" or fmt.outer is not None or x.dim() == 0:
             return define(x, quantizer, axis, random)
         size = fmt.block_sizes(tuple(x.shape), axis)[0]
     elif x.is_contiguous() and random is None:

@@ -45,7 +45,8 @@ def rule_of(quantizer: Quantizer) -> ScaleRule:
     """The numbers of a block quantizer's rule; LowprecError if float32 does not hold its scales."""
     fmt, rule = quantizer.format, quantizer.rule
     assert isinstance(fmt, BlockFormat)
-    for scale in (fmt.scale, fmt.tensor_scale):
+    outer = fmt.outer.scale if fmt.outer else None
+    for scale in (fmt.scale, outer):
         if scale is not None:
             require(torch.float32, scale)
     power_of_two = rule in POWER_OF_TWO_RULES
@@ -59,19 +60,17 @@ def rule_of(quantizer: Quantizer) -> ScaleRule:
         power_of_two=power_of_two,
         divides=rule in ("rceil", "amax"),
         carry=carry,
-        emax=0 if rule == "rceil" else fmt.element.emax,
+        emax=0 if rule == "rceil" else fmt.element.emax - (rule == "floor2x"),
         exponents=exponents,
         onto_scale=None if power_of_two else projector(fmt.scale, ONTO_SCALE, FLOAT32),
-        onto_tensor_scale=(
-            projector(fmt.tensor_scale, ONTO_SCALE, FLOAT32) if fmt.tensor_scale else None
-        ),
+        onto_tensor_scale=(projector(outer, ONTO_SCALE, FLOAT32) if outer else None),
         tensor_divisor=FLOAT32.nearest(fmt.element.max_exact * fmt.scale.max_exact),
     )
 
 
 def _carry(rule: str, element: Format) -> int:
     """What, added to a pattern, makes its exponent the rule's: none, anything, or half an ulp."""
-    if rule == "floor":
+    if rule in ("floor", "floor2x"):
         return 0
     if rule in ("ceil", "rceil"):
         return (1 << FLOAT32.trailing) - 1

@@ -38,7 +38,7 @@ def fits_bfloat16(quantizer: Quantizer | None) -> bool:
         return False
     element, fmt = quantizer.format, quantizer.format
     if isinstance(fmt, BlockFormat):
-        if quantizer.rule not in POWER_OF_TWO_RULES or fmt.tensor_scale is not None:
+        if quantizer.rule not in POWER_OF_TWO_RULES or fmt.outer is not None:
             return False
         element = fmt.element
     match element:

@@ -40,7 +40,12 @@ class Datapath(Spec):
     note: str | None = None
 
     def takes(self, operand: Operand) -> bool:
-        """Whether the unit multiplies the operand's elements, scales aside."""
+        """Whether the unit multiplies the operand's elements, scales aside.
+
+        No unit here knows inner scales, zero points, offsets or outliers.
+        """
+        if isinstance(operand, BlockFormat) and not _only_scaled(operand):
+            return False
         return any(_holds(fmt, _element(operand)) for fmt in self.operands)
 
     def scales(self, *operands: Operand) -> bool:
@@ -106,7 +111,8 @@ def _refusal(datapaths: Sequence[Datapath], a: Operand, b: Operand) -> str:
     for operand in (a, b):
         takers = [path for path in datapaths if path.takes(operand)]
         if not takers:
-            return f"no datapath takes {_element(operand).name}"
+            plain = not isinstance(operand, BlockFormat) or _only_scaled(operand)
+            return f"no datapath takes {_element(operand).name if plain else operand.name}"
         if isinstance(operand, BlockFormat) and not any(path.scales(operand) for path in takers):
             return (
                 f"no datapath for {operand.element.name} applies {operand.scale.name} scales "
@@ -127,6 +133,10 @@ def is_block_scaled(operand: Operand) -> bool:
     return _block_scale(operand) is not None
 
 
+def _only_scaled(fmt: BlockFormat) -> bool:
+    return not (fmt.inner or fmt.zero_point or fmt.offset or fmt.outlier)
+
+
 def _element(operand: Operand) -> Format:
     return operand.element if isinstance(operand, BlockFormat) else operand
 
@@ -134,7 +144,9 @@ def _element(operand: Operand) -> Format:
 def _block_scale(operand: Operand) -> tuple[tuple[Any, ...], int] | None:
     if not isinstance(operand, BlockFormat) or isinstance(operand.block, str):
         return None
-    return _encoding(operand.scale), operand.block[-1]
+    outer = operand.outer
+    along_k = outer is not None and not isinstance(outer.block, str)
+    return ("two levels",) if along_k else _encoding(operand.scale), operand.block[-1]
 
 
 def _holds(unit: Format, fmt: Format) -> bool:

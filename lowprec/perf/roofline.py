@@ -144,7 +144,9 @@ def _conversions(fmt: Operand, dtype: Format) -> int:
 def _quantize(op: Matmul, x: Operand, x_bytes: int, chips: Chips, dtype: Format) -> float:
     if same_encoding(x, dtype):
         return 0.0
-    whole = isinstance(x, BlockFormat) and (x.block == "tensor" or x.tensor_scale is not None)
+    whole = isinstance(x, BlockFormat) and (
+        x.block == "tensor" or (x.outer is not None and x.outer.block == "tensor")
+    )
     kernels = 2 if whole else 1
     read = kernels * op.batch * nbytes(dtype, (op.m, op.k))
     return chips.streaming(read + x_bytes) + kernels * chips.launch

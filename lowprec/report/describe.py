@@ -31,8 +31,7 @@ def describe(fmt: Format | BlockFormat) -> dict[str, Any]:
 
     data = {key: value for key, value in fmt.to_json().items() if key != "values"}
     if isinstance(fmt, BlockFormat):
-        parts = ("element", "scale", "tensor_scale")
-        data |= {part: data[part]["name"] if data[part] else None for part in parts}
+        data |= {key: part.name for key, part in fmt.parts.items()}
         element: Format = fmt.element
         data["bits_per_element"] = fmt.bits_per_element
     else:

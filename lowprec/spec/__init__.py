@@ -1,7 +1,7 @@
 """What things are: frozen, validated, without torch or numpy."""
 
 from lowprec.spec.base import Spec, digest
-from lowprec.spec.block import BlockFormat
+from lowprec.spec.block import BlockFormat, Level, Outlier
 from lowprec.spec.catalogue import list_formats, load_facts, load_format
 from lowprec.spec.facts import Facts
 from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat
@@ -22,8 +22,10 @@ __all__ = [
     "FloatFormat",
     "Format",
     "IntFormat",
+    "Level",
     "Matmul",
     "Metric",
+    "Outlier",
     "Projection",
     "Quantizer",
     "Recipe",

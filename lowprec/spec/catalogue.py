@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -96,9 +96,25 @@ def _scalar(data: Mapping[str, Any], where: str) -> Format:
 
 
 def _block(data: Mapping[str, Any], where: str) -> BlockFormat:
-    """A block format whose element and scales are names, paths or inline tables."""
+    """A block format whose scalar formats are names, paths or inline tables."""
     data = dict(data)
-    for key in ("element", "scale", "tensor_scale"):
+    _resolve(data, ("element", "scale", "zero_point", "offset"), where)
+    for key in ("outer", "outlier"):
+        if isinstance(data.get(key), Mapping):
+            data[key] = _resolve(dict(data[key]), ("scale", "element"), f"{where}: {key}")
+    if isinstance(data.get("inner"), list | tuple):
+        data["inner"] = [
+            _resolve(dict(level), ("scale",), f"{where}: inner.{i}")
+            if isinstance(level, Mapping)
+            else level
+            for i, level in enumerate(data["inner"])
+        ]
+    return build(BlockFormat, data, where)
+
+
+def _resolve(data: dict[str, Any], keys: Sequence[str], where: str) -> dict[str, Any]:
+    """`data` with the scalar formats themselves under `keys`."""
+    for key in keys:
         value = data.get(key)
         if isinstance(value, str):
             scalar = load_format(value, f"{where}: {key}")
@@ -109,4 +125,4 @@ def _block(data: Mapping[str, Any], where: str) -> BlockFormat:
             data[key] = scalar
         elif isinstance(value, Mapping):
             data[key] = _scalar(value, f"{where}: {key}")
-    return build(BlockFormat, data, where)
+    return data

@@ -18,9 +18,9 @@ from lowprec.spec.recipe import Recipe, Rule
 
 
 def load_quantizer(text: str, where: str = "") -> Quantizer:
-    """A quantizer from ``format/rule[:granularity][/rounding[:bits]][/saturation]``.
+    """A quantizer from ``format/rule[=number][:granularity][/rounding[:bits]][/saturation]``.
 
-    A scalar format alone is a plain cast. A scalar format with a granularity, ``tensor``,
+    A scalar format alone is a plain cast; the rule fixed has a number, ``fixed=0.5``. A scalar format with a granularity, ``tensor``,
     ``channel`` or a block length, gets a float32 scale: ``float8_e4m3fn/amax:channel``.
     """
     place = where or f"quantizer {text!r}"
@@ -30,16 +30,25 @@ def load_quantizer(text: str, where: str = "") -> Quantizer:
     if not parts and isinstance(fmt, BlockFormat):
         raise LowprecError(f"{place}: {name!r} needs a scale rule, as in '{name}/{_usual(fmt)}'")
     rule, colon, granularity = (parts or ["cast"])[0].partition(":")
+    rule, equals, number = rule.partition("=")
     if rule not in RULES:
         raise unknown("scale rule", rule, RULES, place)
     if colon:
         fmt = load_format(f"{name}_{_suffix(granularity, place)}", place)
-    return build(
-        Quantizer, {"format": fmt, "rule": rule, "projection": _projection(parts[1:], place)}, place
-    )
+    data = {"format": fmt, "rule": rule, "projection": _projection(parts[1:], place)}
+    return build(Quantizer, data | ({"fixed": _number(number)} if equals else {}), place)
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _usual(fmt: BlockFormat) -> str:
+    if fmt.zero_point is not None or fmt.offset is not None:
+        return "minmax"
     return "floor" if isinstance(fmt.scale, FloatFormat) and fmt.scale.precision == 1 else "amax"
 
 

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from lowprec import LowprecError, exact, kernels, quantizer
-from lowprec.spec import BlockFormat, FloatFormat, IntFormat, Projection, Quantizer, load_format
+from lowprec.spec import (
+    BlockFormat,
+    FloatFormat,
+    IntFormat,
+    Level,
+    Projection,
+    Quantizer,
+    load_format,
+)
 from lowprec.spec.quantizer import POWER_OF_TWO_RULES
 from tests.kernels.oracle import BLOCKS, assert_same_bits
 
@@ -27,11 +35,11 @@ UNUSUAL = [
     *map(load_format, ("uint4_g8", "ternary_channel", "float4_e1m2_g1", "takum8_g8")),
     BlockFormat(
         name="ue4m3", element=load_format("int4"), scale=load_format("ufloat8_e4m3"), block=(5,),
-        tensor_scale=load_format("float32"),
+        outer=Level(scale=load_format("float32"), block="tensor"),
     ),
     BlockFormat(
         name="coarse_t", element=load_format("float4_e2m1fn"), scale=load_format("float8_e5m2"),
-        block=(4,), tensor_scale=load_format("float8_e8m0fnu"),
+        block=(4,), outer=Level(scale=load_format("float8_e8m0fnu"), block="tensor"),
     ),
     BlockFormat(
         name="int_scale", element=load_format("int4"), scale=load_format("uint4"), block=(4,)
@@ -42,7 +50,7 @@ UNUSUAL = [
 def rules(fmt: BlockFormat) -> list[str]:
     one_bit = isinstance(fmt.scale, FloatFormat) and fmt.scale.precision == 1
     found = ["amax"]
-    if one_bit and fmt.tensor_scale is None:
+    if one_bit and fmt.outer is None:
         found += POWER_OF_TWO_RULES
         if not isinstance(fmt.element, FloatFormat | IntFormat):
             found.remove("even")
@@ -84,7 +92,7 @@ def expected(x: Tensor, q: Quantizer, axis: int = -1) -> Tensor:
 def test_blocks_built_to_break(q: Quantizer) -> None:
     width = 6 if isinstance(q.format.block, str) else min(q.format.block[-1] + 3, 35)
     x = breaking(width)
-    if q.format.tensor_scale is None and q.format.block != "tensor":
+    if q.format.outer is None and q.format.block != "tensor":
         assert_same_bits(kernels.fake_quantize(x, q), expected(x, q), x)
         return
     # One NaN or Inf is all that a whole tensor needs.
