@@ -4,16 +4,21 @@ It reads the docstrings of `lowprec.spec` and nothing else: no floating-point op
 anything here, and the kernels share no code with it.
 """
 
-from lowprec.exact.block import Block, fake_quantize, quantize_block
+from lowprec.exact.arith import FLOAT32, FLOAT64, Arithmetic
+from lowprec.exact.block import Block, fake_quantize, quantize_block, quantize_blocks
 from lowprec.exact.check import check_facts, conformance
 from lowprec.exact.round import encode, project
-from lowprec.exact.scale import block_scale, tensor_scale
+from lowprec.exact.scale import Outer, candidates, outer_scales
 from lowprec.exact.values import Value, code_of, exact, identical, value, value_table
 
 __all__ = [
+    "FLOAT32",
+    "FLOAT64",
+    "Arithmetic",
     "Block",
+    "Outer",
     "Value",
-    "block_scale",
+    "candidates",
     "check_facts",
     "code_of",
     "conformance",
@@ -21,9 +26,10 @@ __all__ = [
     "exact",
     "fake_quantize",
     "identical",
+    "outer_scales",
     "project",
     "quantize_block",
-    "tensor_scale",
+    "quantize_blocks",
     "value",
     "value_table",
 ]

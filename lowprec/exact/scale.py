@@ -1,49 +1,30 @@
-"""The scale rules of `lowprec.spec.Quantizer`, and float32 arithmetic on exact values."""
+"""The scale rules of `lowprec.spec.Quantizer`, in exact values."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 from lowprec.errors import LowprecError
+from lowprec.exact.arith import FLOAT32, Arithmetic, negated
 from lowprec.exact.round import project
-from lowprec.exact.values import Value, finite, negative
+from lowprec.exact.values import Value, exact, finite
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import FloatFormat, Format, IntFormat, floor_log2, pow2
 from lowprec.spec.projection import Projection
-from lowprec.spec.quantizer import Quantizer
+from lowprec.spec.quantizer import GIVEN_RULES, POWER_OF_TWO_RULES, Quantizer
 
-FLOAT32 = FloatFormat(
-    name="float32", kind="float", bits=32, precision=24, bias=127, infinity=True, nan="ieee"
-)
-IEEE = Projection(rounding="nearest-even", saturation="OvfInf")
 ONTO_SCALE = Projection(rounding="nearest-even", saturation="SatFinite")
 
 
-def multiply(a: Value, b: Value) -> Value:
-    """RN(a * b): the float32 product as IEEE 754 has it, signs and special values included."""
-    if a != a or b != b or (not finite(a) and b == 0) or (a == 0 and not finite(b)):
-        return math.nan
-    minus = negative(a) != negative(b)
-    if not finite(a) or not finite(b):
-        return -math.inf if minus else math.inf
-    return _rounded(abs(Fraction(a)) * abs(Fraction(b)), minus)
+@dataclass(frozen=True)
+class Outer:
+    """t, and t_o where there are offsets: None where the format has no outer scale."""
 
-
-def divide(a: Value, b: Value) -> Value:
-    """RN(a / b): the float32 quotient as IEEE 754 has it, signs and special values included."""
-    if a != a or b != b or (a == 0 and b == 0) or not (finite(a) or finite(b)):
-        return math.nan
-    minus = negative(a) != negative(b)
-    if b == 0 or not finite(a):
-        return -math.inf if minus else math.inf
-    return _rounded(abs(Fraction(a)) / abs(Fraction(b)) if finite(b) else Fraction(0), minus)
-
-
-def _rounded(magnitude: Fraction, minus: bool) -> Value:
-    if not magnitude:
-        return -0.0 if minus else Fraction(0)
-    return project(-magnitude if minus else magnitude, FLOAT32, IEEE)
+    scale: Value | None = None
+    offset: Value | None = None
 
 
 def block_format(quantizer: Quantizer) -> BlockFormat:
@@ -53,54 +34,189 @@ def block_format(quantizer: Quantizer) -> BlockFormat:
     return quantizer.format
 
 
-def tensor_scale(amax: Value, quantizer: Quantizer) -> Value | None:
-    """t, from the largest magnitude of the tensor (NaN if that is not finite), or None."""
+def onto(x: Value, fmt: Format) -> Value:
+    """P: the projection onto the format of a scale."""
+    return project(x, fmt, ONTO_SCALE)
+
+
+def largest_magnitude(values: Sequence[float]) -> Value:
+    """A: the largest magnitude, 0 of no values; NaN where a value is NaN or Inf."""
+    numbers = [exact(v) for v in values]
+    if not all(map(finite, numbers)):
+        return math.nan
+    return max((abs(Fraction(v)) for v in numbers), default=Fraction(0))
+
+
+def bounds(values: Sequence[float], fmt: BlockFormat) -> tuple[Fraction, Fraction]:
+    """lo and hi of finite values."""
+    numbers = [Fraction(v) for v in values]
+    low, high = min(numbers, default=Fraction(0)), max(numbers, default=Fraction(0))
+    if fmt.zero_point is not None:
+        return min(low, Fraction(0)), max(high, Fraction(0))
+    assert fmt.offset is not None
+    return (low if fmt.offset.min_exact < 0 else min(low, Fraction(0))), high
+
+
+def largest_value(quantizer: Quantizer) -> Fraction:
+    """M."""
+    fmt = block_format(quantizer)
+    element = -fmt.element.min_exact if quantizer.rule == "signed" else fmt.element.max_exact
+    return element * math.prod(level.scale.max_exact for level in fmt.inner)
+
+
+def outer_scales(
+    blocks: Sequence[Sequence[float]],
+    quantizer: Quantizer,
+    given: Value | None = None,
+    a: Arithmetic = FLOAT32,
+) -> Outer:
+    """t and t_o of the blocks that make up an outer block; NaN where one of them is not finite."""
     fmt = block_format(quantizer)
     if fmt.outer is None:
-        return None
+        return Outer()
+    scale_format = fmt.outer.scale
+    if quantizer.rule in GIVEN_RULES:
+        return Outer(onto(_given(quantizer, given), scale_format))
+    amax = largest_magnitude([x for block in blocks for x in block])
     if not finite(amax):
-        return math.nan
-    largest = multiply(fmt.element.max_exact, fmt.scale.max_exact)
-    return project(divide(amax, largest), fmt.outer.scale, ONTO_SCALE)
+        return Outer(math.nan, None if fmt.offset is None else math.nan)
+    reach = fmt.scale.max_exact
+    if quantizer.rule == "four_over_six":
+        reach = pow2(floor_log2(reach / Fraction(3, 2)))
+    if quantizer.rule != "minmax":
+        largest = a.multiply(largest_value(quantizer), reach)
+        return Outer(onto(a.divide(amax, largest), scale_format))
+    spans = [bounds(block, fmt) for block in blocks]
+    widest = max((Fraction(a.subtract(high, low)) for low, high in spans), default=Fraction(0))
+    largest = a.multiply(fmt.element.max_exact - fmt.element.min_exact, reach)
+    scale = onto(a.divide(widest, largest), scale_format)
+    if fmt.offset is None:
+        return Outer(scale)
+    lowest = max((max(-low, Fraction(0)) for low, _ in spans), default=Fraction(0))
+    return Outer(scale, onto(a.divide(lowest, fmt.offset.max_exact), scale_format))
 
 
-def block_scale(amax: Value, quantizer: Quantizer, tensor: Value | None = None) -> Value:
-    """s, from the largest magnitude of the block (NaN if that is not finite) and t."""
+def _given(quantizer: Quantizer, given: Value | None) -> Value:
+    number = quantizer.fixed if quantizer.rule == "fixed" else given
+    if number is None:
+        raise LowprecError(f"{quantizer.spell()}: needs a scale")
+    return exact(number)
+
+
+def candidates(
+    values: Sequence[float],
+    quantizer: Quantizer,
+    outer: Outer | None = None,
+    given: Value | None = None,
+    a: Arithmetic = FLOAT32,
+) -> list[Value]:
+    """The scales s that a rule considers for one block: of all but the searching rules one."""
+    fmt, rule = block_format(quantizer), quantizer.rule
+    t = None if outer is None else outer.scale
+    if rule in GIVEN_RULES and fmt.outer is None:
+        return [onto(_given(quantizer, given), fmt.scale)]
+    amax = largest_magnitude(values)
+    if not finite(amax) or t != t:
+        return [math.nan]
+    if rule in POWER_OF_TWO_RULES:
+        return [_power_of_two(Fraction(amax), quantizer, a)]
+
+    def ratio(x: Value, largest: Fraction) -> Value:
+        r = a.divide(x, largest)
+        return r if t is None else a.divide(r, t) if t else Fraction(0)
+
+    match rule:
+        case "signed":
+            first = next((exact(v) for v in values if abs(exact(v)) == amax), Fraction(0))
+            return [onto(ratio(first, -largest_value(quantizer)), fmt.scale)]
+        case "minmax":
+            low, high = bounds(values, fmt)
+            span = fmt.element.max_exact - fmt.element.min_exact
+            return [onto(ratio(a.subtract(high, low), span), fmt.scale)]
+        case "four_over_six":
+            return [onto(ratio(amax, Fraction(m)), fmt.scale) for m in (6, 4)]
+        case "mse":
+            r = ratio(amax, largest_value(quantizer))
+            return [onto(a.multiply(f, r), fmt.scale) for f in _factors(fmt.scale)]
+    return [onto(ratio(amax, largest_value(quantizer)), fmt.scale)]
+
+
+def _factors(scale: Format) -> list[Fraction]:
+    powers_alone = isinstance(scale, FloatFormat) and scale.precision == 1
+    steps = [0] if powers_alone else range(15, -1, -1)
+    return [Fraction(2)] + [Fraction(16 + j, 16) * pow2(i) for i in (0, -1, -2) for j in steps]
+
+
+def whole_scale(scale: Value, outer: Value | None, a: Arithmetic = FLOAT32) -> Value:
+    """S = RN(s * t), or s where there is no outer scale."""
+    return scale if outer is None else a.multiply(scale, outer)
+
+
+def offset_of(
+    values: Sequence[float], quantizer: Quantizer, whole: Value, outer: Outer, a: Arithmetic
+) -> Value:
+    """z or o of a block whose S is `whole`."""
     fmt = block_format(quantizer)
-    if not finite(amax) or tensor != tensor:
+    if whole != whole:
         return math.nan
-    if quantizer.rule == "amax":
-        scale = divide(amax, fmt.element.max_exact)
-        if tensor is not None:
-            scale = divide(scale, tensor) if tensor else Fraction(0)
-        return project(scale, fmt.scale, ONTO_SCALE)
+    low, _ = bounds(values, fmt)
+    if fmt.zero_point is not None:
+        scaled = a.divide(low, whole) if whole else a.multiply(low, whole)
+        return onto(a.subtract(fmt.element.min_exact, scaled), fmt.zero_point)
+    assert fmt.offset is not None
+    if outer.offset is None:
+        return onto(negated(low), fmt.offset)
+    ratio = a.divide(negated(low), outer.offset) if outer.offset else Fraction(0)
+    return onto(ratio, fmt.offset)
+
+
+def inner_scale(
+    values: Sequence[float], fmt: BlockFormat, level: int, whole: Value, a: Arithmetic
+) -> Value:
+    """u of a part of a block, with S = `whole` above it."""
+    scale = fmt.inner[level].scale
+    below = [lower.scale.emax for lower in fmt.inner[level + 1 :]]
+    if whole != whole:
+        return math.nan
+    amax = largest_magnitude(values)
+    ratio = a.divide(amax, whole) if whole else Fraction(0)
+    if not ratio:
+        return scale.min_exact
+    if not finite(ratio):
+        return scale.max_exact
+    exponent = floor_log2(Fraction(ratio)) - (fmt.element.emax + sum(below))
+    return min(max(pow2(exponent), scale.min_exact), scale.max_exact)
+
+
+def _power_of_two(amax: Fraction, quantizer: Quantizer, a: Arithmetic) -> Value:
+    fmt = block_format(quantizer)
     assert isinstance(fmt.scale, FloatFormat)  # Quantizer sees to it.
     smallest, largest = fmt.scale.min_positive_exact, fmt.scale.max_exact
-    exponent = _exponent(Fraction(amax), quantizer.rule, fmt.element)
+    exponent = _exponent(amax, quantizer, a)
     if exponent is None:
         return smallest
     return largest if exponent == math.inf else min(max(pow2(int(exponent)), smallest), largest)
 
 
-def whole_scale(scale: Value, tensor: Value | None) -> Value:
-    """S = RN(s * t), or s where there is no tensor scale."""
-    return scale if tensor is None else multiply(scale, tensor)
-
-
-def _exponent(amax: Fraction, rule: str, element: Format) -> float | None:
-    """The exponent of a power-of-two scale; None for a scale of 0, Inf beyond float32."""
-    if rule == "rceil":
-        scale = divide(amax, element.max_exact)
+def _exponent(amax: Fraction, quantizer: Quantizer, a: Arithmetic) -> float | None:
+    """The exponent of a power-of-two scale; None for a scale of 0, Inf beyond the arithmetic."""
+    largest = largest_value(quantizer)
+    if quantizer.rule == "rceil":
+        scale = a.divide(amax, largest)
         if not finite(scale):
             return math.inf
         return _ceil_log2(Fraction(scale)) if scale else None
     if not amax:
         return None
-    if rule == "ceil":
-        return _ceil_log2(amax) - element.emax
-    if rule == "even":
-        amax = _half_up(amax, _precision(element))
-    return floor_log2(amax) - element.emax + (rule == "floor2x")
+    emax = floor_log2(largest)
+    match quantizer.rule:
+        case "ceil":
+            return _ceil_log2(amax) - emax
+        case "floor2x":
+            return floor_log2(amax) - emax + 1
+        case "even":
+            amax = _half_up(amax, _precision(block_format(quantizer).element))
+    return floor_log2(amax) - emax
 
 
 def _ceil_log2(x: Fraction) -> int:

@@ -48,7 +48,7 @@ class Quantizer(Spec):
                error E, of equals the first: every value of a scale format of up to 4 significant
                bits from a quarter to twice r
       four_over_six  P(RN(A / 6)), or P(RN(A / 4)) if its E is less   arXiv 2512.02010, elements E2M1
-      static   given for every block (`scale=`) and projected by P
+      static   given for every block (`scale=`) and projected by P          calibrated
       fixed    the same number for every block: ``fixed=0.5``
     With an outer scale, t = P(RN(A_o / RN(M * R))) with R the scale format's largest value (under
     four_over_six the largest power of two R with 1.5 R within it: 256 for E4M3); then RN(A / M)
@@ -131,13 +131,15 @@ def _refusal(fmt: BlockFormat, rule: str) -> str | None:
                 f"rounds to the element's precision, and the codebook {fmt.element.name!r} has none"
             )
         if not (isinstance(scale, FloatFormat) and scale.precision == 1):
-            return f"gives powers of two; the scale {scale.name!r} of {fmt.name!r} needs the rule 'amax'"
+            return f"gives powers of two; the scale {scale.name!r} of {fmt.name!r} needs 'amax'"
         if fmt.outer is not None:
             return f"knows no outer scale; {fmt.name!r} needs 'amax'"
     if rule in SEARCHING_RULES and (fmt.inner or fmt.outlier):
         return f"searches one scale per block; {fmt.name!r} needs another rule"
     if rule == "four_over_six" and (fmt.element.max != 6.0 or scale.max_exact < 2):
         return f"is for elements up to 6; those of {fmt.name!r} reach {float(fmt.element.max)}"
+    if rule in GIVEN_RULES and fmt.outer is None and (fmt.inner or fmt.outlier):
+        return f"gives the scale of every block, which {fmt.name!r} refines by its largest value"
     if rule == "signed" and not (fmt.element.min_exact < 0 and scale.min_exact < 0):
         return "needs an element and a scale format with negative values"
     return None

@@ -20,8 +20,9 @@ from lowprec.spec.recipe import Recipe, Rule
 def load_quantizer(text: str, where: str = "") -> Quantizer:
     """A quantizer from ``format/rule[=number][:granularity][/rounding[:bits]][/saturation]``.
 
-    A scalar format alone is a plain cast; the rule fixed has a number, ``fixed=0.5``. A scalar format with a granularity, ``tensor``,
-    ``channel`` or a block length, gets a float32 scale: ``float8_e4m3fn/amax:channel``.
+    A scalar format alone is a plain cast; the rule fixed has a number, ``fixed=0.5``. A scalar
+    format with a granularity, ``tensor``, ``channel`` or a block length, gets a float32 scale:
+    ``float8_e4m3fn/amax:channel``.
     """
     place = where or f"quantizer {text!r}"
     head, dot, tail = text.partition(".toml/")

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from lowprec.errors import LowprecError
-from lowprec.exact import Block, code_of, fake_quantize, identical, quantize_block
+from lowprec.exact import (
+    Block,
+    Outer,
+    code_of,
+    fake_quantize,
+    identical,
+    outer_scales,
+    quantize_block,
+)
 from lowprec.spec import BlockFormat, Quantizer, load_format, load_quantizer
 from lowprec.spec.format import pow2
 
@@ -58,16 +66,17 @@ def test_nvfp4_tensor_by_hand() -> None:
     found = fake_quantize(values, (1, 32), q)
     s = 9 / 512
     assert same(found, [2688.0] + [0.0] * 15 + [6 * s, -1.0 * s] + [0.0] * 14)
-    first = quantize_block(values[:16], q, Fraction(2688))
-    second = quantize_block(values[16:], q, Fraction(2688))
-    assert (first.scale, first.tensor_scale) == (448, 1)
+    beside = Outer(Fraction(1))
+    first = quantize_block(values[:16], q, beside)
+    second = quantize_block(values[16:], q, beside)
+    assert (first.scale, first.outer) == (448, Outer(Fraction(1)))
     assert (second.scale, second.codes[:2]) == (Fraction(9, 512), (7, 0b1010))
 
 
 def test_nvfp4_tiny_blocks_are_not_clamped() -> None:
     """0.05 beside 2688: the scale 0.05 / 6 is subnormal in E4M3, 4 * 2^-9, and kept."""
     values = [2688.0] + [0.0] * 15 + [0.05, 0.025] + [0.0] * 14
-    second = quantize_block(values[16:], load_quantizer("nvfp4/amax"), Fraction(2688))
+    second = quantize_block(values[16:], load_quantizer("nvfp4/amax"), Outer(Fraction(1)))
     assert second.scale == Fraction(4, 512)
     assert second.codes[:2] == (7, 5)
 
@@ -95,11 +104,11 @@ def test_zero_blocks(name: str) -> None:
 def test_a_zero_scale_makes_zeros_of_numbers_with_their_sign() -> None:
     """Beside 3e38 the block's scale underflows E4M3; and t itself underflows for 2^-149."""
     q = load_quantizer("nvfp4/amax")
-    found = quantize_block([1.0, -1.0, 0.0], q, Fraction(float(np.float32(3e38))))
+    found = quantize_block([1.0, -1.0, 0.0], q, outer_scales([[float(np.float32(3e38))]], q))
     assert found.scale == 0
     assert same(found.values, [0.0, -0.0, 0.0])
     tiny = quantize_block([2.0**-149, -(2.0**-149)], q)
-    assert (tiny.scale, tiny.tensor_scale) == (0, 0)
+    assert (tiny.scale, tiny.outer.scale) == (0, 0)
     assert same(tiny.values, [0.0, -0.0])
 
 

@@ -11,13 +11,30 @@ import numpy as np
 import pytest
 
 from lowprec.errors import LowprecError
-from lowprec.exact import block_scale, code_of, exact, identical, tensor_scale
-from lowprec.exact.scale import divide, multiply
-from lowprec.spec import BlockFormat, CodebookFormat, Quantizer, build, load_format, load_quantizer
+from lowprec.exact import FLOAT32, Outer, Value, candidates, code_of, exact, identical, outer_scales
+from lowprec.spec import (
+    BlockFormat,
+    CodebookFormat,
+    Level,
+    Quantizer,
+    build,
+    load_format,
+    load_quantizer,
+)
 from lowprec.spec.format import pow2
 
 INF, NAN = math.inf, math.nan
 UP, DOWN = np.float32(INF), np.float32(0)
+
+
+def block_scale(amax: Value, q: Quantizer, tensor: Value | None = None) -> Value:
+    """s of a block whose largest magnitude is `amax`."""
+    (scale,) = candidates([float(amax)], q, Outer(tensor))
+    return scale
+
+
+def tensor_scale(amax: Value, q: Quantizer) -> Value | None:
+    return outer_scales([[float(amax)]], q).scale
 
 
 def float32(x: float) -> float:
@@ -144,8 +161,9 @@ def test_what_has_no_scale_says_so() -> None:
     fmt = load_format("mxfp4").model_copy(update={"element": book})
     with pytest.raises(LowprecError, match="the codebook 'book' has none"):
         build(Quantizer, {"format": fmt, "rule": "even"}, "q")
-    fmt = load_format("mxfp4").model_copy(update={"tensor_scale": load_format("float32")})
-    with pytest.raises(LowprecError, match="'floor' knows no tensor scale"):
+    level = Level(scale=load_format("float32"), block="tensor")
+    fmt = load_format("mxfp4").model_copy(update={"outer": level})
+    with pytest.raises(LowprecError, match="'floor' knows no outer scale"):
         build(Quantizer, {"format": fmt, "rule": "floor"}, "q")
 
 
@@ -158,6 +176,9 @@ def test_float32_products_and_quotients_equal_numpy() -> None:
     for a, b in pairs:
         with np.errstate(all="ignore"):
             product, quotient = float(a * b), float(a / b)
+            total, difference = float(a + b), float(a - b)
         x, y = exact(float(a)), exact(float(b))
-        assert identical(multiply(x, y), exact(product)), (a, b)
-        assert identical(divide(x, y), exact(quotient)), (a, b)
+        assert identical(FLOAT32.multiply(x, y), exact(product)), (a, b)
+        assert identical(FLOAT32.divide(x, y), exact(quotient)), (a, b)
+        assert identical(FLOAT32.add(x, y), exact(total)), (a, b)
+        assert identical(FLOAT32.subtract(x, y), exact(difference)), (a, b)
