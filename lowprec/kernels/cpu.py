@@ -20,7 +20,7 @@ from lowprec.kernels.scale import ScaleRule
 from lowprec.kernels.word import FLOAT32, holds
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import pow2
-from lowprec.spec.quantizer import Quantizer
+from lowprec.spec.quantizer import POWER_OF_TWO_RULES, Quantizer
 
 # With fewer elements each, more threads cost more than they save.
 PER_THREAD = 1 << 19
@@ -75,6 +75,8 @@ def _plan(quantizer: Quantizer) -> Plan | None:
         covered = holds(torch.float32, fmt)
         grid = _grid(projector(fmt, quantizer.projection, FLOAT32)) if covered else None
         return None if grid is None else Plan(grid, None, None, None)
+    if not _is_plain(quantizer, fmt):
+        return None
     numbers = numbers_of(quantizer)
     grid, rule = _grid(numbers.element), _rule(numbers.rule)
     tensor_rule = _tensor_rule(numbers.rule)
@@ -82,6 +84,13 @@ def _plan(quantizer: Quantizer) -> Plan | None:
     if grid is None or rule is None or not flat or (tensor_rule is None) != (fmt.outer is None):
         return None
     return Plan(grid, rule, tensor_rule, fmt.block if isinstance(fmt.block, str) else fmt.block[0])
+
+
+def _is_plain(quantizer: Quantizer, fmt: BlockFormat) -> bool:
+    """Whether a scale per block, and at most one per tensor, is all that there is."""
+    refined = fmt.inner or fmt.zero_point or fmt.offset or fmt.outlier
+    levels = fmt.outer is None or fmt.outer.block == "tensor"
+    return levels and not refined and quantizer.rule in (*POWER_OF_TWO_RULES, "amax")
 
 
 @lru_cache(maxsize=1024)
@@ -128,7 +137,7 @@ def _saturates(g: Grid, shift: int) -> bool:
 
 def _rule(rule: ScaleRule) -> CRule | None:
     """The C form of a scale rule, without its tensor scale; None where the core has none."""
-    onto = CGrid() if rule.onto_scale is None else _grid(rule.onto_scale)
+    onto = CGrid() if rule.power_of_two else _grid(rule.onto_scale)
     largest = ctypes.c_float(rule.largest)
     lowest, highest = rule.exponents
     exact = not rule.divides or largest.value == rule.largest
@@ -136,16 +145,16 @@ def _rule(rule: ScaleRule) -> CRule | None:
         return None
     return CRule(
         rule.power_of_two, rule.divides, largest, rule.carry, rule.emax, lowest, highest,
-        rule.onto_tensor_scale is not None, 0.0, onto,
+        rule.onto_outer is not None, 0.0, onto,
     )  # fmt: skip
 
 
 def _tensor_rule(rule: ScaleRule) -> CRule | None:
     """t as the scale of one large block, whose M is the divisor."""
-    onto = rule.onto_tensor_scale and _grid(rule.onto_tensor_scale)
-    if onto is None or math.isinf(rule.tensor_divisor):
+    onto = rule.onto_outer and _grid(rule.onto_outer)
+    if onto is None or math.isinf(rule.outer_divisor):
         return None
-    return CRule(False, True, rule.tensor_divisor, 0, 0, 0, 0, False, 0.0, onto)
+    return CRule(False, True, rule.outer_divisor, 0, 0, 0, 0, False, 0.0, onto)
 
 
 def _with_tensor_scale(x: Tensor, plan: Plan) -> CRule:
