@@ -31,6 +31,7 @@ from lowprec.spec import (
 from lowprec.spec.format import pow2
 
 SCALARS = sorted(path.stem for path in (data_dir("formats") / "scalar").glob("*.toml"))
+BLOCKS = sorted(path.stem for path in (data_dir("formats") / "block").glob("*.toml"))
 
 
 def scalar(name: str) -> Format:
@@ -51,6 +52,24 @@ def test_facts_agree_with_the_parameters(name: str) -> None:
     assert facts.max is not None
     assert facts.codes
     assert check_facts(scalar(name), facts) == []
+
+
+def test_every_block_file_is_listed_and_bears_its_name() -> None:
+    assert len(BLOCKS) >= 58
+    assert sorted(SCALARS + BLOCKS) == list_formats()
+    assert [load_format(name).name for name in BLOCKS] == BLOCKS
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_block_files_state_what_their_source_says(name: str) -> None:
+    fmt, facts = load_format(name), load_facts(name)
+    assert isinstance(fmt, BlockFormat)
+    assert facts.bits_per_element is not None
+    assert facts.max is not None
+    assert (facts.elements_per_scale is None) == isinstance(fmt.block, str)
+    assert check_facts(fmt, facts) == []
+    wrong = facts.model_copy(update={"bits_per_element": facts.bits_per_element + 2**-20})
+    assert len(check_facts(fmt, wrong)) == 1
 
 
 def test_a_wrong_fact_is_found() -> None:

@@ -45,7 +45,8 @@ def quantizers(draw: st.DrawFn) -> Quantizer:
     if isinstance(fmt, BlockFormat):
         scale = fmt.scale
         powers = isinstance(scale, FloatFormat) and scale.precision == 1
-        rule = draw(st.sampled_from([*(POWER_OF_TWO_RULES if powers else ()), "amax"]))
+        rules = [*(POWER_OF_TWO_RULES if powers else ()), "amax"]
+        rule = draw(st.sampled_from(["minmax"] if fmt.zero_point or fmt.offset else rules))
     return Quantizer(format=fmt, rule=rule, projection=draw(projections()))
 
 
