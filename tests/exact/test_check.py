@@ -6,11 +6,13 @@ import math
 
 import pytest
 
-from lowprec.exact import check_facts, conformance
+from lowprec.exact import check, check_facts, conformance
 from lowprec.exact.check import LISTED
 from lowprec.spec import (
+    BlockFormat,
     Facts,
     FloatFormat,
+    Format,
     list_formats,
     load_facts,
     load_format,
@@ -22,18 +24,20 @@ def test_facts_of_every_file(name: str) -> None:
     assert check_facts(load_format(name), load_facts(name)) == []
 
 
-def elements(name: str) -> int:
+def scalars(name: str) -> set[Format]:
     fmt = load_format(name)
-    return fmt.bits if hasattr(fmt, "bits") else fmt.element.bits
+    return set(fmt.parts.values()) if isinstance(fmt, BlockFormat) else {fmt}
 
 
-SMALL = [name for name in list_formats() if elements(name) <= 8]
-LARGE = [name for name in list_formats() if elements(name) > 16]
+# Of a block format its parts conform or not, so each scalar is gone through once.
+SCALARS = sorted(set().union(*map(scalars, list_formats())), key=lambda fmt: (fmt.name, fmt.digest))
+SMALL = [fmt for fmt in SCALARS if fmt.bits <= 8]
+MIDDLE = [fmt for fmt in SCALARS if 8 < fmt.bits <= 16]
 
 
-@pytest.mark.parametrize("name", [n for n in SMALL if not n.endswith(("_channel", "_tensor"))])
-def test_small_formats_conform(name: str) -> None:
-    assert conformance(load_format(name)) == []
+@pytest.mark.parametrize("fmt", SMALL, ids=lambda fmt: fmt.name)
+def test_small_formats_conform(fmt: Format) -> None:
+    assert conformance(fmt) == []
 
 
 @pytest.mark.parametrize("name", ["float32", "float64", "tfloat32"])
@@ -42,9 +46,19 @@ def test_large_formats_conform(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in list_formats() if n not in SMALL and n not in LARGE])
-def test_sixteen_bits_conform(name: str) -> None:
-    assert conformance(load_format(name)) == []
+@pytest.mark.parametrize("fmt", MIDDLE, ids=lambda fmt: fmt.name)
+def test_sixteen_bits_conform(fmt: Format) -> None:
+    assert conformance(fmt) == []
+
+
+@pytest.mark.parametrize("part", ["element", "inner"])
+def test_a_block_format_conforms_as_its_parts_do(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hif4 = load_format("hif4")
+    broken = hif4.element if part == "element" else hif4.inner[0].scale
+    monkeypatch.setattr(check, "CHECKS", (lambda fmt: ["broken"] * (fmt == broken),))
+    assert conformance(hif4) == [f"{broken.name}: broken"]
 
 
 def facts(**values: object) -> Facts:

@@ -11,7 +11,7 @@ from gguf.quants import IQ4_NL
 
 from lowprec.errors import LowprecError
 from lowprec.exact import value_table
-from lowprec.spec import BlockFormat, CodebookFormat, load_format
+from lowprec.spec import BlockFormat, CodebookFormat, load_format, load_quantizer
 from lowprec.spec.load import build
 
 
@@ -165,6 +165,29 @@ def test_outliers_are_all_mantissa(name: str, emax: int, largest: float) -> None
         sign, mantissa = divmod(code, mantissas)
         assert found == (-1) ** sign * 2.0**emax * (mantissas + mantissa) / mantissas
     assert len(outlier.values) == 2 * mantissas
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("msfp12", "floor"),
+        ("mx9", "floor"),
+        ("hif4", "amax"),
+        ("mxfp4_plus", "floor"),
+        ("nvfp4_16x16", "four_over_six"),
+        ("nvint4", "amax"),
+        ("vsquant_int4_s6", "amax"),
+        ("float8_e4m3fn_128x128_e8m0", "rceil"),
+        ("gguf_q4_0", "signed"),
+        ("gguf_iq4_nl", "signed"),
+        ("gguf_q6_k", "signed"),
+        ("gguf_q5_1", "minmax"),
+        ("gguf_q4_k", "minmax"),
+        ("uint4_zp_g128_float16", "minmax"),
+    ],
+)
+def test_formats_take_the_rule_of_their_source(name: str, rule: str) -> None:
+    assert load_quantizer(f"{name}/{rule}").format == block(name)
 
 
 # ---- what cannot be a block format ----
