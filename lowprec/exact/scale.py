@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from lowprec.errors import LowprecError
-from lowprec.exact.arith import FLOAT32, Arithmetic, negated
+from lowprec.exact.arith import FLOAT32, Arithmetic
 from lowprec.exact.round import project
 from lowprec.exact.values import Value, exact, finite
 from lowprec.spec.block import BlockFormat
@@ -164,10 +164,10 @@ def offset_of(
         scaled = a.divide(low, whole) if whole else a.multiply(low, whole)
         return onto(a.subtract(fmt.element.min_exact, scaled), fmt.zero_point)
     assert fmt.offset is not None
-    if outer.offset is None:
-        return onto(negated(low), fmt.offset)
-    ratio = a.divide(negated(low), outer.offset) if outer.offset else Fraction(0)
-    return onto(ratio, fmt.offset)
+    offset = a.subtract(Fraction(0), low)
+    if outer.offset is not None:
+        offset = a.divide(offset, outer.offset) if outer.offset else Fraction(0)
+    return onto(offset, fmt.offset)
 
 
 def inner_scale(

@@ -7,11 +7,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from lowprec.errors import LowprecError
+from lowprec.errors import LowprecError, unknown
 from lowprec.kernels import ops, qtensor
 from lowprec.kernels.ops import Random
 from lowprec.kernels.qtensor import QTensor
-from lowprec.kernels.word import word_of
 from lowprec.spec import build, load_format, load_quantizer
 from lowprec.spec.format import Format
 from lowprec.spec.projection import Projection
@@ -26,17 +25,20 @@ def cast(
     bits: int | None = None,
     random: Random | None = None,
     out: Tensor | None = None,
+    gradient: str = "straight-through",
 ) -> Tensor:
     """Each element of `x` projected onto a scalar format, in the dtype of `x`.
 
     See `lowprec.spec.Projection` for NaN, Inf, -0 and overflow. float32 and float64 are computed
     in themselves, bfloat16 and float16 in float32, which holds them. LowprecError where the dtype
-    does not hold every value of the format. random: for stochastic rounding, integers of the
-    shape of `x` whose low `bits` bits are used, or a generator. The gradient is straight-through.
+    does not hold every value of the format. random, out, gradient: as in `fake_quantize`.
     """
     if torch.compiler.is_compiling():
-        return _traced(x, _name_of_cast(fmt, rounding, saturation, bits), -1, random, out)
-    return fake_quantize(x, _cast(fmt, rounding, saturation, bits), out=out, random=random)
+        return _traced(
+            x, _text_of_cast(fmt, rounding, saturation, bits), -1, random, None, out, gradient
+        )
+    quantizer = _cast(fmt, rounding, saturation, bits)
+    return fake_quantize(x, quantizer, out=out, random=random, gradient=gradient)
 
 
 def fake_quantize(
@@ -45,32 +47,41 @@ def fake_quantize(
     axis: int = -1,
     out: Tensor | None = None,
     random: Random | None = None,
+    scale: Tensor | None = None,
+    gradient: str = "straight-through",
 ) -> Tensor:
     """The values that `x` has after quantization, in the dtype of `x`; blocks run along `axis`.
 
-    See `lowprec.spec.Quantizer`. Block formats compute in float32: the values are rounded to
-    nearest once more where `x` is bfloat16 or float16, and float64 is a LowprecError. out: a
-    tensor of the shape and dtype of `x`, `x` itself allowed. The gradient is straight-through.
+    See `lowprec.spec.Quantizer`. Blocks of float64 are computed in float64, others in float32; the
+    values are rounded to nearest once more where `x` is bfloat16 or float16. out: a tensor of the
+    shape and dtype of `x`, `x` itself allowed. random: for stochastic rounding, integers of the
+    shape of `x` whose low bits are used, a torch.Generator, or an integer, the seed of a
+    counter-based generator that gives the same bits on every device. scale: for the rule static,
+    the outermost scales (of `BlockFormat.scale_shape`, of rank 0 for an outer scale per tensor).
+    gradient: "straight-through" (1 everywhere), or "saturation-mask" (0 where x / S lies beyond the
+    finite values of the element).
     """
     if torch.compiler.is_compiling():
-        return _traced(x, _name_of(quantizer), axis, random, out)
-    quantizer = _quantizer(quantizer)
-    axis = ops.check(x, quantizer, axis)
-    return ops.fake_quantize(x, quantizer, axis, ops.random_bits(x, quantizer, random), out)
+        return _traced(x, _text_of(quantizer), axis, random, scale, out, gradient)
+    c = ops.call(x, _quantizer(quantizer), axis, random, scale)
+    return ops.fake_quantize(x, c, out, gradient)
 
 
 def quantize(
-    x: Tensor, quantizer: Quantizer | str, axis: int = -1, random: Random | None = None
+    x: Tensor,
+    quantizer: Quantizer | str,
+    axis: int = -1,
+    random: Random | None = None,
+    scale: Tensor | None = None,
 ) -> QTensor:
     """`x` as code points of elements and scales; blocks run along `axis`. No gradient.
 
     In a block whose scale is NaN the elements are the format's NaN, or code 0 where it has none.
     LowprecError where a NaN has no code point: in the scale, or in an element of a scalar format.
+    random, scale: as in `fake_quantize`.
     """
-    quantizer = _quantizer(quantizer)
-    axis = ops.check(x, quantizer, axis)
     return qtensor.quantize_tensor(
-        x.detach(), quantizer, axis, ops.random_bits(x, quantizer, random)
+        x.detach(), ops.call(x, _quantizer(quantizer), axis, random, scale)
     )
 
 
@@ -87,8 +98,7 @@ def encode(
     LowprecError for NaN in a format that has none.
     """
     quantizer = _cast(fmt, rounding, saturation, bits)
-    word_of(x.dtype)
-    return qtensor.encode_tensor(x.detach(), quantizer, ops.random_bits(x, quantizer, random))
+    return qtensor.encode_tensor(x.detach(), ops.call(x, quantizer, -1, random))
 
 
 def decode(codes: Tensor, fmt: Format | str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -97,22 +107,35 @@ def decode(codes: Tensor, fmt: Format | str, dtype: torch.dtype = torch.float32)
     return qtensor.decode_tensor(codes, _scalar(fmt), dtype)
 
 
-def _traced(x: Tensor, name: str, axis: int, random: Random | None, out: Tensor | None) -> Tensor:
+def _traced(
+    x: Tensor,
+    quantizer: str,
+    axis: int,
+    random: Random | None,
+    scale: Tensor | None,
+    out: Tensor | None,
+    gradient: str,
+) -> Tensor:
     """What torch.compile traces: one operator, which checks its arguments when it runs."""
-    if random is not None and not isinstance(random, Tensor):
-        raise LowprecError("under torch.compile random bits are a tensor")
-    y = ops.operator(x, name, axis, random)
+    if isinstance(random, torch.Generator):
+        raise LowprecError("under torch.compile random bits are a tensor or a seed")
+    if gradient not in ops.GRADIENTS:
+        raise unknown("gradient", gradient, ops.GRADIENTS)
+    seed = random if isinstance(random, int) else None
+    bits = random if isinstance(random, Tensor) else None
+    masked = gradient == "saturation-mask"
+    y = ops.operator(x, quantizer, axis, bits, seed, scale, masked)
     return y if out is None else out.copy_(y)
 
 
 @torch.compiler.assume_constant_result
-def _name_of(quantizer: Quantizer | str) -> str:
-    return ops.name_of(_quantizer(quantizer))
+def _text_of(quantizer: Quantizer | str) -> str:
+    return ops.text_of(_quantizer(quantizer))
 
 
 @torch.compiler.assume_constant_result
-def _name_of_cast(fmt: Format | str, rounding: str, saturation: str, bits: int | None) -> str:
-    return ops.name_of(_cast(fmt, rounding, saturation, bits))
+def _text_of_cast(fmt: Format | str, rounding: str, saturation: str, bits: int | None) -> str:
+    return ops.text_of(_cast(fmt, rounding, saturation, bits))
 
 
 def _scalar(fmt: Format | str) -> Format:

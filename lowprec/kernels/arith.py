@@ -17,8 +17,8 @@ _UPPER = -1 << 27
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """RN(a * b) of `a` in float32 or float64 and `b` in float32."""
-    if a.dtype == torch.float32:
+    """RN(a * b) in the dtype of `b`; `a` may be float64 where `b` is float32."""
+    if a.dtype == b.dtype:
         return a * b
     b = b.double()
     upper = _upper(a)
@@ -30,9 +30,9 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def quotient(a: Tensor, divisor: float) -> Tensor:
-    """RN(a / divisor) of `a` in float32 and a positive float64 constant."""
+    """RN(a / divisor) in the dtype of `a`; the divisor is a positive float64 constant."""
     # A tensor, since torch divides by a number with a reciprocal on some devices.
-    if _is_float32(divisor):
+    if a.dtype == torch.float64 or _is_float32(divisor):
         return a / torch.full_like(a, divisor)
     wide, d = a.double(), torch.full_like(a, divisor, dtype=torch.float64)
     q = wide / d

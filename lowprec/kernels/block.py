@@ -6,15 +6,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from lowprec.errors import LowprecError
+from lowprec.kernels import scale as rules
 from lowprec.kernels.arith import product
+from lowprec.kernels.blocking import Sizes, largest, members, places, smallest, spread
 from lowprec.kernels.element import Projector, projector
-from lowprec.kernels.scale import ScaleRule, block_scale, rule_of, tensor_scale, whole_scale
-from lowprec.kernels.word import FLOAT32, FLOAT64, holds
+from lowprec.kernels.scale import ScaleRule, rule_of
+from lowprec.kernels.word import FLOAT32, FLOAT64, Word, holds, word_of
 from lowprec.spec.block import BlockFormat
-from lowprec.spec.quantizer import Quantizer
+from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat, pow2
+from lowprec.spec.quantizer import GIVEN_RULES, SEARCHING_RULES, Quantizer
 
 
 @dataclass(frozen=True)
@@ -23,64 +26,348 @@ class BlockNumbers:
 
     rule: ScaleRule
     element: Projector
+    outlier: Projector | None
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What elements share, in the tensor's own dtype (float32 or float64).
+
+    scale, offset (z or o): of `BlockFormat.scale_shape`. outer, outer_offset: of that shape for
+    the outer block, of rank 0 where it is the tensor. inner: u for every inner level. outlier: the
+    index in each block, all ones where there is none.
+    """
+
+    scale: Tensor
+    outer: Tensor | None = None
+    inner: tuple[Tensor, ...] = ()
+    offset: Tensor | None = None
+    outer_offset: Tensor | None = None
+    outlier: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """Elements (float32, or float64 where float32 does not hold them all) and their scales.
+    """Elements before and after their projection (in a dtype that holds them) and what they share;
+    `values` are in x's dtype."""
 
-    `scale` (of `BlockFormat.scale_shape`) and `tensor_scale` (of rank 0, or None) are float32;
-    `whole` is S spread over the shape of `elements`.
-    """
-
+    units: Tensor
     elements: Tensor
-    scale: Tensor
-    tensor_scale: Tensor | None
-    whole: Tensor
+    shared: Shared
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The blocks of one tensor."""
+
+    fmt: BlockFormat
+    shape: torch.Size
+    axis: int
 
     @property
-    def values(self) -> Tensor:
-        return product(self.elements, self.whole)
+    def sizes(self) -> Sizes:
+        return self.fmt.block_sizes(tuple(self.shape), self.axis)
+
+    @property
+    def blocks(self) -> torch.Size:
+        return torch.Size(self.fmt.scale_shape(tuple(self.shape), self.axis))
+
+    def inner_sizes(self, level: int) -> Sizes:
+        return self.fmt.block_sizes(tuple(self.shape), self.axis, self.fmt.inner[level].block)
+
+    @property
+    def outer_sizes(self) -> Sizes:
+        """Blocks of an outer block along every dimension of the tensor of blocks."""
+        assert self.fmt.outer is not None
+        block = self.fmt.outer.block
+        if not isinstance(block, str):
+            block = (int(block[0]) // int(self.fmt.block[0]),)
+        return self.fmt.block_sizes(tuple(self.blocks), self.axis, block)
+
+    def over_outer(self, x: Tensor) -> Tensor:
+        """The largest of each outer block, of a tensor of blocks; of rank 0 for the tensor."""
+        x = largest(x, self.outer_sizes)
+        return x.view(()) if self.is_whole else x
+
+    def at_blocks(self, x: Tensor) -> Tensor:
+        """What each outer block has, at all its blocks."""
+        return x.expand(self.blocks) if self.is_whole else spread(x, self.outer_sizes, self.blocks)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.fmt.outer is not None and self.fmt.outer.block == "tensor"
 
 
 @lru_cache(maxsize=1024)
-def numbers_of(quantizer: Quantizer) -> BlockNumbers:
-    """LowprecError where no dtype holds the elements, or float32 not the scales."""
+def numbers_of(quantizer: Quantizer, word: Word = FLOAT32) -> BlockNumbers:
+    """LowprecError where no dtype holds the elements, or the word not the scales."""
+    fmt, projection = quantizer.format, quantizer.projection
+    assert isinstance(fmt, BlockFormat)
+    outlier = fmt.outlier.element if fmt.outlier else None
+    held = all(holds(word.dtype, f) for f in (fmt.element, outlier) if f)
+    wide = word if held else FLOAT64
+    return BlockNumbers(
+        rule_of(quantizer, word),
+        projector(fmt.element, projection, wide),
+        projector(outlier, projection, wide) if outlier else None,
+    )
+
+
+def scaled(
+    x: Tensor,
+    quantizer: Quantizer,
+    axis: int,
+    random: Tensor | None = None,
+    given: Tensor | None = None,
+) -> Scaled:
+    """Scales and elements of `x` (float32 or float64): `Quantizer`'s docstring in its own order.
+
+    given: under the rule static the outermost scales, of the shape of `Shared.outer` or `.scale`.
+    """
     fmt = quantizer.format
     assert isinstance(fmt, BlockFormat)
-    word = FLOAT32 if holds(torch.float32, fmt.element) else FLOAT64
-    return BlockNumbers(rule_of(quantizer), projector(fmt.element, quantizer.projection, word))
+    word = word_of(x.dtype)
+    numbers, layout = numbers_of(quantizer, word), Layout(fmt, x.shape, axis)
+    if not x.numel():
+        return _empty(x, layout, numbers)
+    pattern = x.view(word.int_dtype) & word.magnitude
+    amax = largest(pattern, layout.sizes)
+    low, high = _bounds(x, layout)
+    outer, outer_offset = _outer(amax, low, high, quantizer, numbers.rule, layout, given)
+    scales = _candidates(x, amax, low, high, outer, quantizer, numbers.rule, layout, given)
+    shared = [Shared(s, outer, outer_offset=outer_offset) for s in scales]
+    best = shared[0]
+    if quantizer.rule in SEARCHING_RULES:
+        best = _least_error(x, shared, numbers, layout, random)
+    best = _finer(x, pattern, amax, low, best, numbers, layout)
+    return _projected(x, best, numbers, layout, random)
 
 
-def scaled(x: Tensor, quantizer: Quantizer, axis: int, random: Tensor | None) -> Scaled:
-    """Scales and elements of `x` (float32): `Quantizer`'s docstring in its own order."""
-    fmt = quantizer.format
-    assert isinstance(fmt, BlockFormat)
-    numbers = numbers_of(quantizer)
-    sizes = fmt.block_sizes(tuple(x.shape), axis)
-    pattern = x.view(torch.int32) & FLOAT32.magnitude
-    amax = block_amax(pattern, sizes)
-    tensor = tensor_scale(amax.amax(), numbers.rule) if amax.numel() else None
-    scale = block_scale(amax, numbers.rule, tensor)
-    whole = spread(whole_scale(scale, tensor), sizes, x.shape)
-    units = torch.where(whole == 0, x * 0, x / whole)
-    elements = numbers.element(units.to(numbers.element.word.dtype), random)
-    return Scaled(elements, scale, tensor, whole)
+def _empty(x: Tensor, layout: Layout, numbers: BlockNumbers) -> Scaled:
+    fmt = layout.fmt
+    ones, fill = x.new_ones(layout.blocks), None
+    if fmt.outer is not None:
+        fill = x.new_zeros(
+            () if layout.is_whole else fmt.scale_shape(tuple(x.shape), layout.axis, fmt.outer.block)
+        )
+    inner = tuple(
+        x.new_ones(fmt.scale_shape(tuple(x.shape), layout.axis, level.block)) for level in fmt.inner
+    )
+    has_offset = fmt.zero_point is not None or fmt.offset is not None
+    shared = Shared(
+        ones, fill, inner, ones * 0 if has_offset else None,
+        fill if fmt.offset is not None else None, ones.long() if fmt.outlier else None,
+    )  # fmt: skip
+    return Scaled(x, x.to(numbers.element.word.dtype), shared, x)
 
 
-def block_amax(pattern: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """The largest pattern of each block; a ragged tail is a block of its own."""
-    for axis, size in enumerate(sizes):
-        if size > 1 and pattern.numel():
-            before = [0, 0] * (pattern.dim() - 1 - axis)
-            padded = F.pad(pattern, [*before, 0, -pattern.shape[axis] % size])
-            pattern = padded.unflatten(axis, (-1, size)).amax(axis + 1)
-    return pattern
+def _bounds(x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
+    """lo and hi of every block, for formats that have a use for them."""
+    fmt = layout.fmt
+    if fmt.zero_point is None and fmt.offset is None:
+        return None, None
+    low, high = smallest(x, layout.sizes), largest(x, layout.sizes)
+    if fmt.zero_point is not None:
+        return low.clamp(max=0), high.clamp(min=0)
+    assert fmt.offset is not None
+    return (low if fmt.offset.min_exact < 0 else low.clamp(max=0)), high
 
 
-def spread(scale: Tensor, sizes: tuple[int, ...], shape: torch.Size) -> Tensor:
-    """Each scale at all elements of its block."""
-    for axis, size in enumerate(sizes):
-        if scale.shape[axis] > 1 and size > 1:
-            scale = scale.repeat_interleave(size, axis).narrow(axis, 0, shape[axis])
-    return scale.expand(shape)
+def _outer(
+    amax: Tensor,
+    low: Tensor | None,
+    high: Tensor | None,
+    quantizer: Quantizer,
+    rule: ScaleRule,
+    layout: Layout,
+    given: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """t and t_o."""
+    if layout.fmt.outer is None:
+        return None, None
+    largest_of = layout.over_outer(amax)
+    if quantizer.rule in GIVEN_RULES:
+        assert rule.onto_outer is not None
+        return rule.onto_outer(_given(quantizer, largest_of, given, rule.word)), None
+    if low is None or high is None:
+        return rules.outer_scale(largest_of, rule), None
+    scale = rules.outer_scale(largest_of, rule, layout.over_outer((high - low).abs()))
+    if layout.fmt.offset is None:
+        return scale, None
+    return scale, rules.outer_offset(largest_of, layout.over_outer(0 - low), rule)
+
+
+def _given(quantizer: Quantizer, like: Tensor, given: Tensor | None, word: Word) -> Tensor:
+    if quantizer.fixed is not None:
+        return torch.full_like(like, quantizer.fixed, dtype=torch.float64).to(word.dtype)
+    if given is None or given.shape != like.shape:
+        found = "none" if given is None else f"one of shape {tuple(given.shape)}"
+        raise LowprecError(
+            f"{quantizer.spell()}: expected scale= of shape {tuple(like.shape)}, got {found}"
+        )
+    return given.to(word.dtype)
+
+
+def _candidates(
+    x: Tensor,
+    amax: Tensor,
+    low: Tensor | None,
+    high: Tensor | None,
+    outer: Tensor | None,
+    quantizer: Quantizer,
+    rule: ScaleRule,
+    layout: Layout,
+    given: Tensor | None,
+) -> list[Tensor]:
+    if quantizer.rule in GIVEN_RULES and outer is None:
+        return [rule.onto_scale(_given(quantizer, amax, given, rule.word))]
+    number = None
+    if quantizer.rule == "signed":
+        number = _first_largest(x, amax, layout)[1]
+    if low is not None and high is not None:
+        number = (high - low).abs()
+    return rules.block_scales(
+        amax, rule, None if outer is None else layout.at_blocks(outer), number
+    )
+
+
+def _first_largest(x: Tensor, amax: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """The place of each block's first number of magnitude A, and that number."""
+    word = word_of(x.dtype)
+    numbers = members(x, layout.sizes)
+    same = (numbers.view(word.int_dtype) & word.magnitude) == amax[..., None]
+    index = same.to(torch.int32).argmax(-1, keepdim=True)
+    return index[..., 0], numbers.gather(-1, index)[..., 0]
+
+
+def _least_error(
+    x: Tensor,
+    candidates: list[Shared],
+    numbers: BlockNumbers,
+    layout: Layout,
+    random: Tensor | None,
+) -> Shared:
+    """Of every block the scale of the least E, of equals the first."""
+    best, least = candidates[0].scale, None
+    for shared in candidates:
+        values = _projected(x, shared, numbers, layout, random).values
+        difference = x.double() - values.double()
+        error = _tree_sum(members(difference * difference, layout.sizes))
+        if least is not None:
+            better = error < least
+            best, error = torch.where(better, shared.scale, best), torch.where(better, error, least)
+        least = error
+    return Shared(best, candidates[0].outer)
+
+
+def _tree_sum(x: Tensor) -> Tensor:
+    """The sum along the last dimension in the order of E."""
+    n = 1 << (x.shape[-1] - 1).bit_length()
+    x = torch.nn.functional.pad(x, [0, n - x.shape[-1]])
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        x = x[..., :half] + x[..., half:]
+    return x[..., 0]
+
+
+def _finer(
+    x: Tensor,
+    pattern: Tensor,
+    amax: Tensor,
+    low: Tensor | None,
+    shared: Shared,
+    numbers: BlockNumbers,
+    layout: Layout,
+) -> Shared:
+    """`shared` with inner scales, offsets and the outlier."""
+    fmt, word = layout.fmt, numbers.rule.word
+    outer = None if shared.outer is None else layout.at_blocks(shared.outer)
+    whole = rules.whole_scale(shared.scale, outer)
+    offset, outlier, inner = None, None, []
+    if low is not None and numbers.rule.onto_offset is not None:
+        offset = numbers.rule.onto_offset(_offset(low, whole, shared, layout))
+        offset = torch.where(whole.isnan(), torch.nan, offset)
+    if fmt.outlier is not None:
+        index, _ = _first_largest(x, amax, layout)
+        least = float(_min_positive(fmt.outlier.element))
+        none = (whole == 0) | whole.isnan() | (amax.view(word.dtype) / whole < least)
+        outlier = torch.where(none, (1 << fmt.outlier.index_bits) - 1, index)
+    above, sizes = whole, layout.sizes
+    for level in range(len(fmt.inner)):
+        parts = layout.inner_sizes(level)
+        shape = torch.Size(fmt.scale_shape(tuple(x.shape), layout.axis, fmt.inner[level].block))
+        ratio = tuple(size // part for size, part in zip(sizes, parts, strict=True))
+        above = spread(above, ratio, shape)
+        u = rules.inner_scale(largest(pattern, parts), above, fmt, level, word)
+        above, sizes = above * u, parts
+        inner.append(u)
+    return Shared(shared.scale, shared.outer, tuple(inner), offset, shared.outer_offset, outlier)
+
+
+def _offset(low: Tensor, whole: Tensor, shared: Shared, layout: Layout) -> Tensor:
+    """What z or o is the projection of."""
+    fmt = layout.fmt
+    if fmt.zero_point is not None:
+        scaled_low = torch.where(whole == 0, low * whole, low / whole)
+        return float(fmt.element.min_exact) - scaled_low
+    if shared.outer_offset is None:
+        return 0 - low
+    return rules.over(0 - low, layout.at_blocks(shared.outer_offset))
+
+
+def _min_positive(fmt: Format) -> object:
+    match fmt:
+        case CodebookFormat():
+            return min(v for v in fmt.values if 0 < v < torch.inf)
+        case FloatFormat():
+            return fmt.min_positive_exact
+        case IntFormat():
+            return pow2(fmt.exponent)
+    raise TypeError(f"no scalar format: {fmt!r}")
+
+
+def _projected(
+    x: Tensor, shared: Shared, numbers: BlockNumbers, layout: Layout, random: Tensor | None
+) -> Scaled:
+    whole, shift = whole_and_shift(shared, layout)
+    fmt, dtype = layout.fmt, numbers.element.word.dtype
+    units = x if shift is None else x + shift
+    units = torch.where(whole == 0, units * whole, units / whole)
+    if fmt.zero_point is not None and shared.offset is not None:
+        units = units + spread(shared.offset, layout.sizes, x.shape)
+    elements = numbers.element(units.to(dtype), random)
+    if shared.outlier is not None and numbers.outlier is not None:
+        there = outlier_mask(shared.outlier, layout, x.device)
+        elements = torch.where(there, numbers.outlier(units.to(dtype), random), elements)
+    return Scaled(units, elements, shared, values_of(elements, shared, layout, whole, shift))
+
+
+def whole_and_shift(shared: Shared, layout: Layout) -> tuple[Tensor, Tensor | None]:
+    """S, with the inner scales, and O (None without), at every element."""
+    fmt = layout.fmt
+    outer = None if shared.outer is None else layout.at_blocks(shared.outer)
+    whole = spread(rules.whole_scale(shared.scale, outer), layout.sizes, layout.shape)
+    for level, u in enumerate(shared.inner):
+        whole = whole * spread(u, layout.inner_sizes(level), layout.shape)
+    if fmt.offset is None or shared.offset is None:
+        return whole, None
+    outer = None if shared.outer_offset is None else layout.at_blocks(shared.outer_offset)
+    return whole, spread(rules.whole_scale(shared.offset, outer), layout.sizes, layout.shape)
+
+
+def values_of(
+    elements: Tensor, shared: Shared, layout: Layout, whole: Tensor, shift: Tensor | None
+) -> Tensor:
+    """``RN(RN((element - z) * S) - O)``."""
+    if layout.fmt.zero_point is not None and shared.offset is not None:
+        zero = spread(shared.offset, layout.sizes, layout.shape)
+        elements = torch.where(elements.isnan(), torch.nan, elements - zero)
+    values = product(elements, whole)
+    return values if shift is None else values - shift
+
+
+def outlier_mask(outlier: Tensor, layout: Layout, device: torch.device) -> Tensor:
+    """Where an element is its block's outlier."""
+    index = spread(outlier, layout.sizes, layout.shape)
+    return index == places(layout.shape, layout.sizes, device)

@@ -8,12 +8,19 @@ import torch
 from torch import Tensor
 
 from lowprec.errors import LowprecError
-from lowprec.kernels.arith import product
-from lowprec.kernels.block import scaled, spread
-from lowprec.kernels.codec import check_codes, codes_of, store_codes, values_of
+from lowprec.kernels.block import (
+    Layout,
+    Shared,
+    outlier_mask,
+    scaled,
+    values_of,
+    whole_and_shift,
+)
+from lowprec.kernels.codec import check_codes, codes_of, store_codes
+from lowprec.kernels.codec import values_of as values_of_codes
 from lowprec.kernels.element import projector
-from lowprec.kernels.scale import whole_scale
-from lowprec.kernels.word import FLOAT32, holds, require, word_of
+from lowprec.kernels.ops import Call
+from lowprec.kernels.word import holds, require, word_of
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import Format
 from lowprec.spec.quantizer import Quantizer
@@ -24,15 +31,22 @@ class QTensor:
     """Code points of elements and scales, unpacked: one code in each (unsigned) integer.
 
     codes: of the tensor's shape. scales: codes of the block scales, of `BlockFormat.scale_shape`,
-    or None for a scalar format. tensor_scale: t as a float32 tensor of rank 0, or None. axis: the
-    blocked axis, counted from the end (negative).
+    or None for a scalar format. outer_scale: t as float32 or float64 numbers, of rank 0 for a scale
+    per tensor, or None. inner: codes of each inner level's scales. offset: codes of the zero points
+    or offsets of the blocks, or None; outer_offset: their outer scale, like `outer_scale`.
+    outlier: the index of each block's outlier, or None. axis: the blocked axis, counted from the
+    end (negative).
     """
 
     codes: Tensor
     scales: Tensor | None
-    tensor_scale: Tensor | None
+    outer_scale: Tensor | None
     quantizer: Quantizer
     axis: int
+    inner: tuple[Tensor, ...] = ()
+    offset: Tensor | None = None
+    outer_offset: Tensor | None = None
+    outlier: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -53,31 +67,44 @@ class QTensor:
         return dequantize(self, dtype)
 
 
-def quantize_tensor(x: Tensor, quantizer: Quantizer, axis: int, random: Tensor | None) -> QTensor:
-    fmt = quantizer.format
+def quantize_tensor(x: Tensor, c: Call) -> QTensor:
+    fmt, quantizer, axis = c.quantizer.format, c.quantizer, c.axis
     if not isinstance(fmt, BlockFormat):
-        return QTensor(encode_tensor(x, quantizer, random), None, None, quantizer, axis)
-    parts = scaled(x.float(), quantizer, axis, random)
+        return QTensor(encode_tensor(x, c), None, None, quantizer, axis)
+    wide = x.to(word_of(x.dtype).dtype)
+    parts = scaled(wide, quantizer, axis, c.bits_for(x), c.scale)
+    shared = parts.shared
     codes = codes_of(parts.elements, fmt.element)
-    tensor = parts.tensor_scale
+    if fmt.outlier is not None and shared.outlier is not None:
+        there = outlier_mask(shared.outlier, Layout(fmt, x.shape, axis), x.device)
+        codes = torch.where(there, codes_of(parts.elements, fmt.outlier.element), codes)
+    offset = fmt.zero_point or fmt.offset
     return QTensor(
         store_codes(codes, fmt.element),
-        _codes_of_numbers(parts.scale, fmt.scale),
-        tensor,
+        _codes_of_numbers(shared.scale, fmt.scale),
+        shared.outer,
         quantizer,
         axis,
+        tuple(
+            _codes_of_numbers(u, level.scale)
+            for u, level in zip(shared.inner, fmt.inner, strict=True)
+        ),
+        None
+        if offset is None or shared.offset is None
+        else store_codes(codes_of(shared.offset, offset), offset),
+        shared.outer_offset,
+        shared.outlier,
     )
 
 
-def encode_tensor(x: Tensor, quantizer: Quantizer, random: Tensor | None) -> Tensor:
+def encode_tensor(x: Tensor, c: Call) -> Tensor:
     """Code points of the projection of `x` onto a scalar format."""
-    fmt = quantizer.format
+    fmt = c.quantizer.format
     assert isinstance(fmt, Format)
     # Where float32 does not hold the values, float64 does: a code says nothing of the dtype.
     word = word_of(x.dtype if holds(word_of(x.dtype).dtype, fmt) else torch.float64)
-    return _codes_of_numbers(
-        projector(fmt, quantizer.projection, word)(x.to(word.dtype), random), fmt
-    )
+    project = projector(fmt, c.quantizer.projection, word)
+    return _codes_of_numbers(project(x.to(word.dtype), c.bits_for(x)), fmt)
 
 
 def _codes_of_numbers(values: Tensor, fmt: Format) -> Tensor:
@@ -88,20 +115,45 @@ def _codes_of_numbers(values: Tensor, fmt: Format) -> Tensor:
 
 def decode_tensor(codes: Tensor, fmt: Format, dtype: torch.dtype) -> Tensor:
     require(dtype, fmt)
-    return values_of(check_codes(codes, fmt), fmt).to(dtype)
+    return values_of_codes(check_codes(codes, fmt), fmt).to(dtype)
 
 
 def dequantize(q: QTensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The values of a quantized tensor: ``RN(element * S)`` for blocks, rounded to `dtype`; of a
-    scalar format the values themselves, which `dtype` must hold (else LowprecError)."""
+    """The values of a quantized tensor: those that `fake_quantize` gives, rounded to `dtype`, and
+    in float64 where that is `dtype`; of a scalar format the values themselves, which `dtype` must
+    hold (else LowprecError)."""
     fmt = q.quantizer.format
     if not isinstance(fmt, BlockFormat):
         return decode_tensor(q.codes, fmt, dtype)
+    word, layout = word_of(dtype), Layout(fmt, q.shape, q.axis)
+    elements = _elements(q, fmt, word.dtype, layout)
+    offset = fmt.zero_point or fmt.offset
     assert q.scales is not None
-    word_of(dtype)
-    word = torch.float32 if holds(torch.float32, fmt.element) else torch.float64
-    elements = decode_tensor(q.codes, fmt.element, word)
-    scale = decode_tensor(q.scales, fmt.scale, FLOAT32.dtype)
-    whole = whole_scale(scale, q.tensor_scale)
-    sizes = fmt.block_sizes(tuple(q.shape), q.axis)
-    return product(elements, spread(whole, sizes, q.shape)).to(dtype)
+    shared = Shared(
+        decode_tensor(q.scales, fmt.scale, word.dtype),
+        None if q.outer_scale is None else q.outer_scale.to(word.dtype),
+        tuple(
+            decode_tensor(u, level.scale, word.dtype)
+            for u, level in zip(q.inner, fmt.inner, strict=True)
+        ),
+        None if offset is None or q.offset is None else decode_tensor(q.offset, offset, word.dtype),
+        None if q.outer_offset is None else q.outer_offset.to(word.dtype),
+        q.outlier,
+    )
+    whole, shift = whole_and_shift(shared, layout)
+    return values_of(elements, shared, layout, whole, shift).to(dtype)
+
+
+def _elements(q: QTensor, fmt: BlockFormat, dtype: torch.dtype, layout: Layout) -> Tensor:
+    outlier = fmt.outlier.element if fmt.outlier else None
+    held = all(holds(dtype, f) for f in (fmt.element, outlier) if f)
+    wide = dtype if held else torch.float64
+    if outlier is None or q.outlier is None:
+        return decode_tensor(q.codes, fmt.element, wide)
+    there = outlier_mask(q.outlier.long(), layout, q.codes.device)
+    # The code of an outlier may be none of the element's, and the other way round.
+    one = torch.where(there, 0, q.codes.long())
+    other = torch.where(there, q.codes.long(), 0)
+    return torch.where(
+        there, decode_tensor(other, outlier, wide), decode_tensor(one, fmt.element, wide)
+    )

@@ -19,7 +19,7 @@ Block = (
 
 
 class Level(Spec):
-    """Scales of another granularity than a format's own, coarser or finer: their format and block."""
+    """Scales of another granularity than a format's own, coarser or finer."""
 
     scale: AnyFormat
     block: Block

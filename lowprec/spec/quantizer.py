@@ -47,7 +47,7 @@ class Quantizer(Spec):
                j = 15 ... 0 (of a power-of-two scale format j = 0 alone), the one with the least
                error E, of equals the first: every value of a scale format of up to 4 significant
                bits from a quarter to twice r
-      four_over_six  P(RN(A / 6)), or P(RN(A / 4)) if its E is less   arXiv 2512.02010, elements E2M1
+      four_over_six  P(RN(A / 6)), or P(RN(A / 4)) if its E is less   arXiv 2512.02010; of E2M1
       static   given for every block (`scale=`) and projected by P          calibrated
       fixed    the same number for every block: ``fixed=0.5``
     With an outer scale, t = P(RN(A_o / RN(M * R))) with R the scale format's largest value (under
@@ -66,8 +66,8 @@ class Quantizer(Spec):
     z = P(RN(lowest - RN(lo / S))); the element is the projection of RN(RN(x / S) + z), its value
     RN((element - z) * S).
     Offset: lo = min of the block, with 0 if the offset's format has no negative values; hi = max.
-    o = P(-lo), with an outer scale P(RN(-lo / t_o)); O = o or RN(o * t_o). The element is the
-    projection of RN(RN(x + O) / S), its value RN(RN(element * S) - O).
+    o = P(0 - lo), with an outer scale P(RN((0 - lo) / t_o)); O = o or RN(o * t_o). The element is
+    the projection of RN(RN(x + O) / S), its value RN(RN(element * S) - O).
     The outer scales are t = P(RN(max RN(hi - lo) / RN(D * R))) over the outer block's blocks and
     t_o = P(RN(max(-lo, 0) / R_o)), R_o the offset format's largest value.
     Outlier: if RN(A / S) is at least the smallest positive value of the outlier's format, the
@@ -131,7 +131,10 @@ def _refusal(fmt: BlockFormat, rule: str) -> str | None:
                 f"rounds to the element's precision, and the codebook {fmt.element.name!r} has none"
             )
         if not (isinstance(scale, FloatFormat) and scale.precision == 1):
-            return f"gives powers of two; the scale {scale.name!r} of {fmt.name!r} needs 'amax'"
+            return (
+                f"gives powers of two; the scale {scale.name!r} of {fmt.name!r} needs the rule "
+                f"'amax'"
+            )
         if fmt.outer is not None:
             return f"knows no outer scale; {fmt.name!r} needs 'amax'"
     if rule in SEARCHING_RULES and (fmt.inner or fmt.outlier):

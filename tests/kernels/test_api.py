@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lowprec import LowprecError, kernels, quantizer
-from lowprec.kernels.ops import define
-from lowprec.spec import Projection, Quantizer, load_format
+from lowprec.kernels import counter
+from lowprec.kernels.ops import Call, define
+from lowprec.spec import BlockFormat, Projection, Quantizer, load_format
 from tests.kernels.oracle import assert_same_bits, every_bfloat16, every_float16
+from tests.kernels.test_block import TILES
 
 NAMES = ["float8_e4m3fn", "mxfp8_e4m3/floor", "nvfp4/amax", "int8/amax:channel", "nf4/amax:16"]
 
@@ -60,7 +64,11 @@ def test_wrong_arguments_are_one_line_errors() -> None:
         (lambda: kernels.cast(x, "int99"), "bits"),
         (lambda: kernels.cast(x, "float8_e4m3f"), "did you mean 'float8_e4m3"),
         (lambda: kernels.cast(x, "int8", "nearest"), "rounding"),
-        (lambda: kernels.fake_quantize(x.double(), "mxfp4/floor"), "float64"),
+        (lambda: kernels.fake_quantize(x, "mxfp4/floor", gradient="none"), "gradient"),
+        (lambda: kernels.fake_quantize(x, "mxfp4/static"), "needs it"),
+        (lambda: kernels.fake_quantize(x, "mxfp4/static", scale=x), r"expected scale= of shape"),
+        (lambda: kernels.fake_quantize(x, "mxfp4/floor", scale=x), "belongs to the rule static"),
+        (lambda: kernels.cast(x, "int8", "stochastic", bits=4, random=-1), "seed"),
         (lambda: kernels.fake_quantize(x, "mxfp4/floor", axis=2), "axis"),
         (lambda: kernels.fake_quantize(x, "mxfp4/floor", out=x.double()), "out"),
         (lambda: kernels.fake_quantize(x, "mxfp4/floor", out=x[0]), "out"),
@@ -111,6 +119,83 @@ def test_the_gradient_goes_straight_through(name: str) -> None:
         kernels.fake_quantize(x, name, out=torch.empty(4, 32))
 
 
+def test_a_seed_gives_the_same_bits_everywhere() -> None:
+    """Eager, compiled, of a slice, and what the generator says of each element."""
+    x = torch.rand(64, 50) * 6
+    name = "float4_e2m1fn/amax:channel/stochastic:8"
+    drawn = counter.bits(3, x.shape, 8, x.device)
+    expected = kernels.fake_quantize(x, name, random=drawn)
+    assert_same_bits(kernels.fake_quantize(x, name, random=3), expected)
+    compiled = torch.compile(
+        lambda x: kernels.fake_quantize(x, name, random=3), fullgraph=True, backend="aot_eager"
+    )
+    assert_same_bits(compiled(x), expected)
+    assert_same_bits(kernels.quantize(x, name, random=3).dequantize(), expected)
+    assert not torch.equal(kernels.fake_quantize(x, name, random=4), expected)
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "int8", "mxfp4/floor", "int4/fixed=0.5:tensor"])
+def test_the_gradient_can_stop_where_elements_saturate(name: str) -> None:
+    fmt = quantizer(name).format
+    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+    x = (torch.randn(4, 64) * 400).requires_grad_()
+    y = kernels.fake_quantize(x, name, gradient="saturation-mask")
+    y.sum().backward()
+    units = x.detach()
+    if isinstance(fmt, BlockFormat):
+        q = kernels.quantize(x, name)
+        scale = kernels.decode(q.scales, fmt.scale)
+        units = x.detach() / (scale.repeat_interleave(32, 1) if fmt.block == (32,) else scale)
+    there = (units >= element.min) & (units <= element.max)
+    assert torch.equal(x.grad, there.float())
+    assert 0 < there.sum() < there.numel()
+    compiled = torch.compile(
+        lambda x: kernels.fake_quantize(x, name, gradient="saturation-mask"),
+        fullgraph=True, backend="aot_eager",
+    )  # fmt: skip
+    again = x.detach().clone().requires_grad_()
+    compiled(again).sum().backward()
+    assert torch.equal(again.grad, x.grad)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("in_dim", [0, 1, 2])
+@pytest.mark.parametrize(
+    "name", ["mxfp4/floor", "nvfp4/amax", "float8_e4m3fn", "tiles", "int8/static:tensor"]
+)
+def test_vmap_is_a_loop(name: str, in_dim: int) -> None:
+    q = Quantizer(format=TILES, rule="amax") if name == "tiles" else quantizer(name)
+    x = torch.randn(5, 6, 7)
+    scale = torch.tensor([[0.1]]) if q.rule == "static" else None
+    for axis in (-1, 0):
+
+        def one(x: torch.Tensor, axis: int = axis) -> torch.Tensor:
+            return kernels.fake_quantize(x, q, axis, scale=scale)
+
+        expected = torch.stack([one(sample) for sample in x.unbind(in_dim)])
+        assert_same_bits(torch.vmap(one, in_dim)(x), expected)
+
+
+def test_vmap_of_gradients() -> None:
+    x = torch.randn(3, 4, 32)
+    per_sample = torch.vmap(
+        torch.func.grad(lambda x: (kernels.fake_quantize(x, "nvfp4/amax") ** 2).sum())
+    )
+    expected = torch.stack([2 * kernels.fake_quantize(sample, "nvfp4/amax") for sample in x])
+    assert torch.equal(per_sample(x), expected)
+
+
+def test_an_exported_program_carries_its_quantizer(tmp_path: Path) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return kernels.fake_quantize(x, "nf4/amax:16") + kernels.cast(x, "float8_e5m2")
+
+    x = torch.randn(4, 32)
+    torch.export.save(torch.export.export(Model(), (x,)), tmp_path / "model.pt2")
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    assert_same_bits(loaded(x), Model()(x))
+
+
 @pytest.mark.parametrize("given", ["mxfp4/floor", "nvfp4/amax", "int8"])
 def test_compile_takes_it_whole(given: str) -> None:
     for q in (given, quantizer(given)):
@@ -130,9 +215,10 @@ def test_compile_takes_it_whole(given: str) -> None:
 def test_the_operator_is_well_formed() -> None:
     from lowprec.kernels import ops
 
-    name = ops.name_of(quantizer("mxfp4/floor"))
+    text = ops.text_of(quantizer("mxfp4/floor"))
     x = torch.randn(3, 40, requires_grad=True)
-    torch.library.opcheck(ops.operator, (x, name, -1, None))
+    torch.library.opcheck(ops.operator, (x, text, -1))
+    torch.library.opcheck(ops.operator, (x, text, -1, None, None, None, True))
 
 
 def test_meta_tensors_have_shapes_only() -> None:
@@ -145,6 +231,6 @@ def test_the_definition_is_a_graph_of_tensor_operations() -> None:
     """So that a compiler for another device can take it: no value of x decides what runs."""
     fmt = load_format("mxfp8_e4m3")
     q = Quantizer(format=fmt, rule="floor", projection=Projection(saturation="OvfInf"))
-    traced = make_fx(lambda x: define(x, q, -1, None))(torch.zeros(4, 70))
+    traced = make_fx(lambda x: define(x, Call(q, -1)))(torch.zeros(4, 70))
     x = torch.randn(4, 70) * 1e30
-    assert_same_bits(traced(x), define(x, q, -1, None))
+    assert_same_bits(traced(x), define(x, Call(q, -1)))

@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 import math
-from itertools import product
+from contextlib import suppress
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from lowprec import LowprecError, exact, kernels, quantizer
 from lowprec.spec import (
     BlockFormat,
+    CodebookFormat,
     FloatFormat,
-    IntFormat,
     Level,
+    Outlier,
     Projection,
     Quantizer,
     load_format,
 )
-from lowprec.spec.quantizer import POWER_OF_TWO_RULES
+from lowprec.spec.quantizer import RULES
 from tests.kernels.oracle import BLOCKS, assert_same_bits
 
+
+def one_bit(low: int) -> FloatFormat:
+    """The values 2^low and 2^(low + 1)."""
+    return FloatFormat(
+        name=f"bit{low}".replace("-", "m"), kind="float", bits=1, precision=1, bias=-low,
+        signed=False, subnormals=False, zero=False,
+    )  # fmt: skip
+
+
+def block(name: str, element: str, scale: str, size: int, **more: object) -> BlockFormat:
+    """A block format of named scalars; levels as (scale, block)."""
+    for key in ("zero_point", "offset"):
+        if key in more:
+            more[key] = load_format(more[key])
+    if "outer" in more:
+        more["outer"] = Level(scale=load_format(more["outer"][0]), block=more["outer"][1])
+    parts = {"element": load_format(element), "scale": load_format(scale)}
+    return BlockFormat(name=name, **parts, block=(size,), **more)
+
+
+PLUS = CodebookFormat(
+    name="e2m1_plus", kind="codebook", bits=4,
+    values=tuple(sign * (4 + k / 2) for sign in (1, -1) for k in range(8)),
+)  # fmt: skip
 TILES = BlockFormat(
     name="tiles",
     element=load_format("float8_e4m3fn"),
@@ -33,33 +59,44 @@ UNUSUAL = [
     TILES.model_copy(update={"name": "tiles_mx", "scale": load_format("float8_e8m0fnu")}),
     *map(load_format, ("nf4_g8", "af4_g8", "lns8_g8", "hifloat8_tensor", "posit8_2_channel")),
     *map(load_format, ("uint4_g8", "ternary_channel", "float4_e1m2_g1", "takum8_g8")),
-    BlockFormat(
-        name="ue4m3", element=load_format("int4"), scale=load_format("ufloat8_e4m3"), block=(5,),
-        outer=Level(scale=load_format("float32"), block="tensor"),
+    block("ue4m3", "int4", "ufloat8_e4m3", 5, outer=("float32", "tensor")),
+    block("coarse_t", "float4_e2m1fn", "float8_e5m2", 4, outer=("float8_e8m0fnu", "tensor")),
+    block("int_scale", "int4", "uint4", 4),
+    block("vs_quant", "int4_sym", "uint4", 4, outer=("float16", "channel")),
+    block("two_levels", "int6", "int8", 3, outer=("float16", (6,))),
+    block("k_quant", "uint4", "uint6", 4, outer=("float16", (8,)), offset="uint6"),
+    block("k_quant_signed", "uint3", "uint4", 3, outer=("float32", "channel"), offset="int4"),
+    block("with_offset", "uint4", "float16", 5, offset="float16"),
+    block("with_unsigned_offset", "int4", "bfloat16", 5, offset="ufloat8_e4m3"),
+    block("with_zero", "uint4", "float16", 5, zero_point="uint4"),
+    block("with_narrow_zero", "int8", "float32", 5, zero_point="int4"),
+    block("zero_and_outer", "uint4", "uint4", 3, zero_point="uint4", outer=("float32", "tensor")),
+    block(
+        "mx_shared", "float4_e1m2", "float8_e8m0fnu", 8,
+        inner=(Level(scale=one_bit(-1), block=(2,)),),
     ),
-    BlockFormat(
-        name="coarse_t", element=load_format("float4_e2m1fn"), scale=load_format("float8_e5m2"),
-        block=(4,), outer=Level(scale=load_format("float8_e8m0fnu"), block="tensor"),
+    block(
+        "hif", "float4_e1m2", "ufloat8_e6m2", 12,
+        inner=(Level(scale=one_bit(0), block=(4,)), Level(scale=one_bit(0), block=(2,))),
     ),
-    BlockFormat(
-        name="int_scale", element=load_format("int4"), scale=load_format("uint4"), block=(4,)
+    block(
+        "mx_plus", "float4_e2m1fn", "float8_e8m0fnu", 6,
+        outlier=Outlier(element=PLUS, index_bits=8),
     ),
 ]  # fmt: skip
 
 
-def rules(fmt: BlockFormat) -> list[str]:
-    one_bit = isinstance(fmt.scale, FloatFormat) and fmt.scale.precision == 1
-    found = ["amax"]
-    if one_bit and fmt.outer is None:
-        found += POWER_OF_TWO_RULES
-        if not isinstance(fmt.element, FloatFormat | IntFormat):
-            found.remove("even")
+def quantizers(fmt: BlockFormat) -> list[Quantizer]:
+    """Every rule that the format takes."""
+    found = []
+    for rule in RULES[1:]:
+        with suppress(ValidationError):
+            fixed = 0.37 if rule == "fixed" else None
+            found.append(Quantizer(format=fmt, rule=rule, fixed=fixed))
     return found
 
 
-QUANTIZERS = [
-    Quantizer(format=fmt, rule=rule) for fmt in (*BLOCKS, *UNUSUAL) for rule in rules(fmt)
-]
+QUANTIZERS = [q for fmt in (*BLOCKS, *UNUSUAL) for q in quantizers(fmt)]
 NAMED = {"ids": lambda value: value.spell()}
 
 
@@ -83,41 +120,92 @@ def breaking(width: int) -> Tensor:
     return torch.cat([x, special])
 
 
+def given(x: Tensor, q: Quantizer, axis: int = -1) -> Tensor | None:
+    """Outermost scales for the rule static, not all of them suitable."""
+    if q.rule != "static":
+        return None
+    fmt, shape = q.format, tuple(x.shape)
+    coarse = fmt.outer.block if fmt.outer else fmt.block
+    size = () if fmt.outer and coarse == "tensor" else fmt.scale_shape(shape, axis, coarse)
+    return torch.rand(size, generator=torch.Generator().manual_seed(5)) - 0.05
+
+
 def expected(x: Tensor, q: Quantizer, axis: int = -1) -> Tensor:
-    values = exact.fake_quantize(x.flatten().tolist(), tuple(x.shape), q, axis)
-    return torch.tensor(values).view(x.shape)
+    scale = given(x, q, axis)
+    values = exact.fake_quantize(
+        x.flatten().tolist(), tuple(x.shape), q, axis,
+        scale=None if scale is None else scale.flatten().tolist(),
+        arithmetic=exact.FLOAT64 if x.dtype == torch.float64 else exact.FLOAT32,
+    )  # fmt: skip
+    return torch.tensor(values, dtype=x.dtype).view(x.shape)
+
+
+def fake(x: Tensor, q: Quantizer, axis: int = -1) -> Tensor:
+    return kernels.fake_quantize(x, q, axis, scale=given(x, q, axis))
+
+
+def parts_of(x: Tensor, q: Quantizer) -> list[Tensor]:
+    """Rows that do not share a scale with a NaN, where a whole tensor has one."""
+    coarse = q.format.outer.block if q.format.outer else q.format.block
+    if coarse != "tensor":
+        return [x]
+    return [x[:7], x[7:14], x[18:25], x[25:28], x[28:40], x[40:42], x[42:], x[:0]]
 
 
 @pytest.mark.parametrize("q", QUANTIZERS, **NAMED)
 def test_blocks_built_to_break(q: Quantizer) -> None:
     width = 6 if isinstance(q.format.block, str) else min(q.format.block[-1] + 3, 35)
-    x = breaking(width)
-    if q.format.outer is None and q.format.block != "tensor":
-        assert_same_bits(kernels.fake_quantize(x, q), expected(x, q), x)
-        return
-    # One NaN or Inf is all that a whole tensor needs.
-    for rows in (x[:7], x[7:14], x[18:25], x[25:28], x[28:40], x[40:42], x[42:], x[:0]):
-        assert_same_bits(kernels.fake_quantize(rows, q), expected(rows, q), rows)
+    if q.format.outer and not isinstance(q.format.outer.block, str):
+        width = min(q.format.outer.block[0] + 3, 35)
+    for rows in parts_of(breaking(width), q):
+        assert_same_bits(fake(rows, q), expected(rows, q), rows)
+
+
+@pytest.mark.parametrize("q", [q for q in QUANTIZERS if q.format in UNUSUAL], **NAMED)
+def test_float64_blocks(q: Quantizer) -> None:
+    """In steps of float64, with numbers that float32 cannot tell apart or hold."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(6, 9, generator=generator, dtype=torch.float64)
+    x[1] *= 2.0 ** torch.randint(-300, 300, (9,), generator=generator)
+    x[2] = 1 + torch.arange(9) * 2.0**-50
+    x[3] *= 2.0**-1060
+    for rows in (x[:1], x[1:2], x[2:3], x[3:4], x[4:]):
+        assert_same_bits(fake(rows, q), expected(rows, q), rows)
 
 
 @pytest.mark.parametrize("q", QUANTIZERS, **NAMED)
 def test_codes_and_scales_are_the_oracles(q: Quantizer) -> None:
     """Element by element, and dequantizing gives the fake-quantized values."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(6, 10, generator=generator) * 2.0 ** torch.arange(-3, 3)[:, None]
-    found = kernels.quantize(x, q)
+    x = torch.randn(6, 13, generator=generator) * 2.0 ** torch.arange(-3, 3)[:, None]
+    scale, shape, fmt = given(x, q), tuple(x.shape), q.format
+    found = kernels.quantize(x, q, scale=scale)
     assert_same_bits(kernels.dequantize(found), expected(x, q), x)
-    assert found.nbytes == -(-q.format.storage_bits_of(tuple(x.shape)) // 8)
-    assert tuple(found.scales.shape) == q.format.scale_shape(tuple(x.shape))
-    sizes = q.format.block_sizes(tuple(x.shape))
-    tensor_amax = x.abs().max().item()
-    for at in product(*map(range, found.scales.shape)):
-        where = tuple(slice(i * n, (i + 1) * n) for i, n in zip(at, sizes, strict=True))
-        block = exact.quantize_block(x[where].flatten().tolist(), q, exact.exact(tensor_amax))
-        assert found.codes[where].flatten().tolist() == list(block.codes)
-        assert int(found.scales[at]) == exact.code_of(block.scale, q.format.scale)
-        if found.tensor_scale is not None:
-            assert found.tensor_scale.item() == float(block.tensor_scale)
+    assert found.nbytes == -(-fmt.storage_bits_of(shape) // 8)
+    assert tuple(found.scales.shape) == fmt.scale_shape(shape)
+    sizes, codes = fmt.block_sizes(shape), found.codes.flatten()
+    flat = None if scale is None else scale.flatten().tolist()
+    for members, _, block in exact.quantize_blocks(x.flatten().tolist(), shape, q, scale=flat):
+        row, column = divmod(members[0], shape[1])
+        at = (row // sizes[0], column // sizes[1])
+        assert codes[members].tolist() == list(block.codes)
+        assert int(found.scales[at]) == exact.code_of(block.scale, fmt.scale)
+        if found.offset is not None:
+            assert int(found.offset[at]) == exact.code_of(
+                block.offset, fmt.zero_point or fmt.offset
+            )
+        if found.outlier is not None:
+            assert int(found.outlier[at]) == (255 if block.outlier is None else block.outlier)
+        for level, codes_there, answers in zip(fmt.inner, found.inner, block.inner, strict=True):
+            first = column // level.block[0]
+            there = codes_there[row, first : first + len(answers)].tolist()
+            assert there == [exact.code_of(u, level.scale) for u in answers]
+        if fmt.outer is not None:
+            outer_size = fmt.outer.block[0] if isinstance(fmt.outer.block, tuple) else shape[1]
+            place = () if fmt.outer.block == "tensor" else (row, column // outer_size)
+            assert float(found.outer_scale[place]) == float(block.outer.scale)
+            if block.outer.offset is not None:
+                assert float(found.outer_offset[place]) == float(block.outer.offset)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
@@ -169,7 +257,13 @@ def test_nan_blocks_as_codes() -> None:
     assert (fp4.codes[0] == 0).all()
     assert fp4.dequantize()[0].isnan().all()
     with pytest.raises(LowprecError, match="NaN"):
-        kernels.quantize(x, Quantizer(format=UNUSUAL[-1], rule="amax"))
+        kernels.quantize(
+            x,
+            Quantizer(
+                format=load_format("mxfp4").model_copy(update={"scale": load_format("uint4")}),
+                rule="amax",
+            ),
+        )
 
 
 def test_formats_and_shapes_that_do_not_apply() -> None:

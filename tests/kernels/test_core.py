@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lowprec import LowprecError, kernels, quantizer
 from lowprec.kernels import core, cpu
-from lowprec.kernels.ops import define, define_in_parts
+from lowprec.kernels.ops import Call, define, define_in_parts
 from lowprec.spec import Format, Quantizer
 from tests import strategies
 from tests.kernels import oracle
@@ -30,7 +30,7 @@ HOT += ["float8_e4m3fn", "float4_e2m1fn", "int8"]
 def check(x: Tensor, q: Quantizer, axis: int = -1) -> None:
     found = cpu.fake_quantize(x, q, axis)
     if found is not None:
-        assert_same_bits(found, define(x, q, axis, None), x)
+        assert_same_bits(found, define(x, Call(q, axis)), x)
 
 
 @CORE
@@ -92,9 +92,11 @@ def test_slices_change_nothing(name: str) -> None:
     random = torch.randint(0, 16, x.shape, generator=generator) if q.projection.bits else None
     turned, bits = x.transpose(0, 1), None if random is None else random.transpose(0, 1)
     for axis in (-1, 0, 1):
-        assert_same_bits(define_in_parts(x, q, axis, random), define(x, q, axis, random))
-        expected = define(turned.contiguous(), q, axis, bits)
-        assert_same_bits(define_in_parts(turned, q, axis, bits).contiguous(), expected)
+        assert_same_bits(
+            define_in_parts(x, Call(q, axis, random)), define(x, Call(q, axis, random))
+        )
+        expected = define(turned.contiguous(), Call(q, axis, bits))
+        assert_same_bits(define_in_parts(turned, Call(q, axis, bits)).contiguous(), expected)
 
 
 @pytest.mark.parametrize("name", HOT)

@@ -1,0 +1,58 @@
+"""Tensors cut into blocks: `sizes` are the elements of a block along every dimension."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Sizes = tuple[int, ...]
+
+
+def largest(x: Tensor, sizes: Sizes) -> Tensor:
+    """The largest number of each block; a ragged tail is a block of its own."""
+    low = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
+    for axis, size in enumerate(sizes):
+        if size > 1 and x.numel():
+            x = _cut(x, axis, size, low).amax(axis + 1)
+    return x
+
+
+def smallest(x: Tensor, sizes: Sizes) -> Tensor:
+    """The smallest number of each block, of floats."""
+    return -largest(-x, sizes)
+
+
+def members(x: Tensor, sizes: Sizes) -> Tensor:
+    """The numbers of each block along a new last dimension, row by row, zeros beyond the tensor."""
+    rank = x.dim()
+    for axis in reversed(range(rank)):
+        x = _cut(x, axis, sizes[axis], 0)
+    within = [2 * axis + 1 for axis in range(rank)]
+    return x.permute([2 * axis for axis in range(rank)] + within).flatten(rank)
+
+
+def places(shape: torch.Size, sizes: Sizes, device: torch.device) -> Tensor:
+    """Where each element of a tensor stands in its block, row by row."""
+    place = torch.zeros([1] * len(shape), dtype=torch.int64, device=device)
+    for axis, (n, size) in enumerate(zip(shape, sizes, strict=True)):
+        along = torch.arange(n, device=device) % size
+        place = place * size + along.view([-1 if a == axis else 1 for a in range(len(shape))])
+    return place.expand(shape)
+
+
+def spread(scale: Tensor, sizes: Sizes, shape: torch.Size) -> Tensor:
+    """What each block has, at all elements of the block."""
+    for axis, size in enumerate(sizes):
+        if scale.shape[axis] > 1 and size > 1:
+            scale = scale.repeat_interleave(size, axis).narrow(axis, 0, shape[axis])
+    return scale.expand(shape)
+
+
+def _cut(x: Tensor, axis: int, size: int, fill: float) -> Tensor:
+    """Dimension `axis` as two: blocks, and the elements of a block."""
+    missing = -x.shape[axis] % size
+    if missing:
+        before = [0, 0] * (x.dim() - 1 - axis)
+        x = F.pad(x, [*before, 0, missing], value=fill)
+    return x.unflatten(axis, (-1, size))
