@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields, replace
 from random import Random
 
 import pytest
@@ -9,9 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import lowprec as lp
 from lowprec.errors import LowprecError
 from lowprec.kernels import pack as module
-from lowprec.kernels.pack import pack, unpack
+from lowprec.kernels.pack import Packed, pack, pack_tensor, unpack, unpack_tensor
+from lowprec.spec import BlockFormat, FloatFormat
 
 UNSIGNED = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32, 64: torch.uint64}
 
@@ -116,3 +120,73 @@ def test_wrong_sizes_and_stray_bits_are_refused(packed, bits, count, message):
 def test_packed_bits_are_bytes():
     with pytest.raises(LowprecError, match=r"torch.int64"):
         unpack(torch.tensor([1]), 8, 1)
+
+
+BLOCKS = [name for name in lp.list_formats() if isinstance(lp.format(name), BlockFormat)]
+
+
+def quantizer(name: str) -> str:
+    fmt = lp.format(name)
+    if fmt.zero_point or fmt.offset:
+        return f"{name}/minmax"
+    power = isinstance(fmt.scale, FloatFormat) and fmt.scale.precision == 1 and not fmt.outer
+    return f"{name}/floor" if power else f"{name}/amax"
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def tensors(x: lp.QTensor | Packed) -> list[torch.Tensor]:
+    """All that it is made of, in the order of its fields."""
+    own = [getattr(x, field.name) for field in fields(x)]
+    flat = [y for part in own for y in (part if isinstance(part, tuple) else (part,))]
+    return [y for y in flat if isinstance(y, torch.Tensor)]
+
+
+def assert_same(a: lp.QTensor, b: lp.QTensor) -> None:
+    assert (a.quantizer, a.axis, a.shape) == (b.quantizer, b.axis, b.shape)
+    pairs = list(zip(tensors(a), tensors(b), strict=True))
+    assert all(torch.equal(x.double(), y.double()) for x, y in pairs)
+    assert a.codes.dtype == b.codes.dtype
+    assert a.scales is None or a.scales.dtype == b.scales.dtype
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((256, 512), -1), ((3, 5, 77), -1), ((77, 5), 0), ((0, 32), -1)]
+)
+def test_a_tensor_comes_back_of_exactly_its_size(name, shape, axis):
+    q = lp.quantize(normal(*shape), quantizer(name), axis=axis)
+    packed = pack_tensor(q)
+    assert_same(unpack_tensor(packed), q)
+    streams = tensors(packed)
+    assert all(stream.dtype == torch.uint8 and stream.dim() == 1 for stream in streams)
+    assert packed.nbytes == sum(stream.numel() for stream in streams)
+    bits = q.quantizer.format.storage_bits_of(shape, axis)
+    assert bits <= 8 * packed.nbytes < bits + 8 * len(streams)
+    if shape == (256, 512):  # all streams are whole bytes
+        assert bits == 8 * packed.nbytes
+
+
+@pytest.mark.parametrize("name", ["float6_e3m2fn", "int4", "bfloat16", "float32", "ternary"])
+def test_a_scalar_tensor_comes_back(name):
+    q = lp.quantize(normal(7, 11), name)
+    packed = pack_tensor(q)
+    assert packed.nbytes == math.ceil(77 * lp.format(name).bits / 8)
+    assert_same(unpack_tensor(packed), q)
+
+
+def test_a_packed_tensor_of_another_size_is_refused():
+    packed = pack_tensor(lp.quantize(normal(4, 64), "nvfp4/amax"))
+    with pytest.raises(LowprecError, match="320 codes of 4 bits are 160"):
+        unpack_tensor(replace(packed, shape=(5, 64)))
+    with pytest.raises(LowprecError, match="16 codes of 8 bits are 16"):
+        unpack_tensor(replace(packed, scales=packed.scales[:-1]))
+
+
+def test_a_nan_outer_scale_comes_back():
+    q = lp.quantize(torch.tensor([1.0, torch.nan]), "nvfp4/amax")
+    back = unpack_tensor(pack_tensor(q))
+    assert bool(back.outer_scale.isnan())
+    assert torch.equal(back.scales, q.scales)
