@@ -96,7 +96,16 @@ def quantizers(fmt: BlockFormat) -> list[Quantizer]:
     return found
 
 
-QUANTIZERS = [q for fmt in (*BLOCKS, *UNUSUAL) for q in quantizers(fmt)]
+# One shipped format of every kind; the others are alike, and the slow tests have them all.
+USUAL = ("mxfp8_e4m3", "mxfp4", "mxint8", "nvfp4", "int8_channel", "float8_e4m3fn_tensor")
+QUANTIZERS = [q for fmt in (*map(load_format, USUAL), *UNUSUAL) for q in quantizers(fmt)]
+REST = [q for fmt in BLOCKS if fmt.name not in USUAL for q in quantizers(fmt)]
+# The oracle tries 49 scales for every block.
+SEARCHED = ("tiles", "mxfp4", "vs_quant")
+QUICK = [q for q in QUANTIZERS if q.rule != "mse" or q.format.name in SEARCHED]
+EVERY = [
+    *QUICK, *(pytest.param(q, marks=pytest.mark.slow) for q in (*QUANTIZERS, *REST) if q not in QUICK)
+]  # fmt: skip
 NAMED = {"ids": lambda value: value.spell()}
 
 
@@ -152,7 +161,7 @@ def parts_of(x: Tensor, q: Quantizer) -> list[Tensor]:
     return [x[:7], x[7:14], x[18:25], x[25:28], x[28:40], x[40:42], x[42:], x[:0]]
 
 
-@pytest.mark.parametrize("q", QUANTIZERS, **NAMED)
+@pytest.mark.parametrize("q", EVERY, **NAMED)
 def test_blocks_built_to_break(q: Quantizer) -> None:
     width = 6 if isinstance(q.format.block, str) else min(q.format.block[-1] + 3, 35)
     if q.format.outer and not isinstance(q.format.outer.block, str):
@@ -161,7 +170,7 @@ def test_blocks_built_to_break(q: Quantizer) -> None:
         assert_same_bits(fake(rows, q), expected(rows, q), rows)
 
 
-@pytest.mark.parametrize("q", [q for q in QUANTIZERS if q.format in UNUSUAL], **NAMED)
+@pytest.mark.parametrize("q", [q for q in QUICK if q.format in UNUSUAL], **NAMED)
 def test_float64_blocks(q: Quantizer) -> None:
     """In steps of float64, with numbers that float32 cannot tell apart or hold."""
     generator = torch.Generator().manual_seed(2)
@@ -173,7 +182,7 @@ def test_float64_blocks(q: Quantizer) -> None:
         assert_same_bits(fake(rows, q), expected(rows, q), rows)
 
 
-@pytest.mark.parametrize("q", QUANTIZERS, **NAMED)
+@pytest.mark.parametrize("q", EVERY, **NAMED)
 def test_codes_and_scales_are_the_oracles(q: Quantizer) -> None:
     """Element by element, and dequantizing gives the fake-quantized values."""
     generator = torch.Generator().manual_seed(1)
