@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
@@ -19,6 +20,8 @@ from lowprec.spec.quantizer import Quantizer
 # Codes that are widened and shifted at a time; temporaries are that large and no larger.
 _CHUNK = 1 << 18
 _DTYPES = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32, 64: torch.uint64}
+# Those whose memory is the stream already.
+_STREAMS = _DTYPES if sys.byteorder == "little" else {}
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
@@ -34,6 +37,8 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         raise LowprecError(f"codes of {codes.dtype}: expected integers")
     period, width = _period(bits)
     flat = codes.reshape(-1)
+    if flat.dtype == _STREAMS.get(bits):
+        return flat.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     groups = -(-flat.numel() // period)
     packed = torch.empty(groups, width, dtype=torch.uint8, device=codes.device)
     for first, last in _chunks(groups, period):
@@ -61,6 +66,8 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     tail = count * bits % 8
     if tail and int(flat[-1]) >> tail:
         raise LowprecError(f"packed bits: the last {8 - tail} are not zero")
+    if bits in _STREAMS:
+        return flat.clone(memory_format=torch.contiguous_format).view(_STREAMS[bits])
     period, width = _period(bits)
     groups = -(-count // period)
     dtype = next(dtype for size, dtype in _DTYPES.items() if bits <= size)
@@ -185,7 +192,9 @@ def pack_tensor(q: QTensor) -> Packed:
 def unpack_tensor(packed: Packed) -> QTensor:
     """The `QTensor` of `pack_tensor`; LowprecError where a stream is not as long as its shape."""
     fmt, shape, axis = packed.quantizer.format, packed.shape, packed.axis
-    block = isinstance(fmt, BlockFormat)
+    if not isinstance(fmt, BlockFormat):
+        elements = unpack(packed.elements, fmt.bits, math.prod(shape)).reshape(shape)
+        return QTensor(elements, None, None, packed.quantizer, axis)
 
     def codes(stream: Tensor, bits: int, granularity: Block) -> Tensor:
         each = fmt.scale_shape(shape, axis, granularity)
@@ -198,21 +207,16 @@ def unpack_tensor(packed: Packed) -> QTensor:
         found = unpack(stream, fmt.outer.scale.bits, math.prod(each)).reshape(each)
         return values_of(check_codes(found, fmt.outer.scale), fmt.outer.scale).float()
 
-    offset = (fmt.zero_point or fmt.offset) if block else None
-    element = fmt.element if block else fmt
+    offset, outlier = fmt.zero_point or fmt.offset, fmt.outlier
+    inner = zip(packed.inner, fmt.inner, strict=True)
     return QTensor(
-        codes=unpack(packed.elements, element.bits, math.prod(shape)).reshape(shape),
-        scales=codes(packed.scales, fmt.scale.bits, fmt.block) if block else None,
+        codes=unpack(packed.elements, fmt.element.bits, math.prod(shape)).reshape(shape),
+        scales=codes(packed.scales, fmt.scale.bits, fmt.block),
         outer_scale=values(packed.outer_scale),
-        inner=tuple(
-            codes(c, level.scale.bits, level.block)
-            for c, level in zip(packed.inner, fmt.inner if block else (), strict=True)
-        ),
+        inner=tuple(codes(stream, f.scale.bits, f.block) for stream, f in inner),
         offset=codes(packed.offset, offset.bits, fmt.block) if offset else None,
         outer_offset=values(packed.outer_offset),
-        outlier=codes(packed.outlier, fmt.outlier.index_bits, fmt.block)
-        if block and fmt.outlier
-        else None,
+        outlier=codes(packed.outlier, outlier.index_bits, fmt.block) if outlier else None,
         quantizer=packed.quantizer,
         axis=axis,
     )

@@ -77,6 +77,22 @@ def test_any_integer_dtype_and_any_layout(dtype):
     assert torch.equal(pack(codes[:1].expand(7, 4, 5), 6), pack(codes[0].repeat(7, 1), 6))
 
 
+@pytest.mark.parametrize("bits", [5, 8, 16, 32, 64])
+def test_strided_bytes_and_codes(bits):
+    codes = tensor(list(range(24)), bits)
+    packed = pack(codes, bits)
+    spread = torch.stack([packed, packed], 1)[:, 0]
+    assert integers(unpack(spread, bits, 24)) == list(range(24))
+    assert torch.equal(pack(torch.stack([codes, codes], 1)[:, 0], bits), packed)
+    assert packed.data_ptr() != codes.data_ptr()
+
+
+def test_a_machine_of_other_byte_order(monkeypatch):
+    monkeypatch.setattr(module, "_STREAMS", {})
+    for bits in (8, 16, 32, 64):
+        check([0, 1, (1 << bits) - 1, (1 << bits) - 2, 1 << (bits - 1)], bits)
+
+
 def test_the_first_fp4_code_is_the_low_nibble():
     assert pack(torch.tensor([0x1, 0x2, 0xF], dtype=torch.uint8), 4).tolist() == [0x21, 0x0F]
 
