@@ -1,8 +1,8 @@
 """The CPU core: core.c, compiled once into the cache folder and called through ctypes.
 
-It covers float32 arithmetic with rounding to nearest even on grids with subnormals and precision
-of 2 or more, in one-dimensional blocks or none; the definition in torch does the rest, and all of
-it where there is no compiler. Both give the same bits.
+It covers float32 arithmetic on grids with subnormals and precision of 2 or more, in one-dimensional
+blocks or none, with rounding to nearest even or stochastic by seed; the definition in torch does
+the rest, and all of it where there is no compiler. Both give the same bits.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -23,41 +24,91 @@ import torch
 from lowprec.errors import LowprecError
 from lowprec.spec.load import cache_dir
 
-SOURCE = Path(__file__).with_name("core.c")
-FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
-Pair = ctypes.c_uint32 * 2
+SOURCES = sorted(Path(__file__).parent.glob("core*.[ch]"))
+FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-w")
+Pair = c_int32 * 2
+Seed = c_uint32 * 2
 
 
 class CGrid(ctypes.Structure):
     _fields_ = [
-        ("magic", ctypes.c_float),
-        ("fixed", ctypes.c_uint32),
-        ("shift", ctypes.c_int32),
-        ("half", ctypes.c_uint32),
-        ("odd", ctypes.c_uint32),
-        ("keep", ctypes.c_uint32),
+        ("magic", c_float),
+        ("fixed", c_int32),
+        ("shift", c_int32),
+        ("half", c_int32),
+        ("odd", c_int32),
+        ("keep", c_int32),
         ("bound", Pair),
         ("overflow", Pair),
         ("infinity", Pair),
         ("zero", Pair),
-        ("saturates", ctypes.c_int32),
-        ("lift", ctypes.c_float),
+        ("saturates", c_int32),
+        ("mirrored", c_int32),
+        ("random", c_uint32),
+        ("per_quantum", c_float),
+        ("quantum", c_float),
     ]
 
 
 class CRule(ctypes.Structure):
     _fields_ = [
-        ("power_of_two", ctypes.c_int32),
-        ("divides", ctypes.c_int32),
-        ("largest", ctypes.c_float),
-        ("carry", ctypes.c_int32),
-        ("emax", ctypes.c_int32),
-        ("lowest", ctypes.c_int32),
-        ("highest", ctypes.c_int32),
-        ("has_tensor_scale", ctypes.c_int32),
-        ("tensor_scale", ctypes.c_float),
+        ("power_of_two", c_int32),
+        ("divides", c_int32),
+        ("largest", c_float),
+        ("carry", c_int32),
+        ("emax", c_int32),
+        ("lowest", c_int32),
+        ("highest", c_int32),
+        ("has_tensor_scale", c_int32),
+        ("tensor_scale", c_float),
         ("onto", CGrid),
     ]
+
+
+class CCode(ctypes.Structure):
+    _fields_ = [
+        ("fixed", c_int32),
+        ("shift", c_int32),
+        ("first", c_int32),
+        ("negates", c_int32),
+        ("sign", c_int32),
+        ("infinity", c_int32),
+        ("nan", c_int32),
+    ]
+
+
+class Job(ctypes.Structure):
+    _fields_ = [
+        ("x", c_void_p),
+        ("y", c_void_p),
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("first", c_int64),
+        ("seed", Seed),
+        ("streams", c_int32),
+        ("onto", ctypes.POINTER(CGrid)),
+        ("scale", ctypes.POINTER(CRule)),
+        ("code", ctypes.POINTER(CCode)),
+    ]
+
+
+# What the functions of the core take and return.
+_JOB, _RULE = ctypes.POINTER(Job), ctypes.POINTER(CRule)
+_FUNCTIONS = {
+    "lp_cast": ([_JOB, c_int64], c_int32),
+    "lp_apply": ([_JOB, c_int64, c_int32], c_int32),
+    "lp_rows": ([_JOB, c_int64, c_int64, c_int64], c_int32),
+    "lp_columns": ([_JOB, c_int64, c_int64, c_int64, c_int64], c_int32),
+    "lp_largest": ([c_void_p, c_int64], c_int32),
+    "lp_scale": ([c_int32, _RULE], c_float),
+    "lp_decode": (
+        [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32],
+        None,
+    ),
+    "lp_pack": ([c_void_p, c_void_p, c_int64, c_int32], None),
+    "lp_unpack": ([c_void_p, c_void_p, c_int64, c_int32], None),
+    "lp_huge": ([c_void_p, c_int64], None),
+}
 
 
 @dataclass(frozen=True)
@@ -81,73 +132,108 @@ def load() -> tuple[ctypes.CDLL | None, Backend]:
     if wanted == "torch":
         return None, Backend("torch", "LOWPREC_BACKEND=torch")
     try:
-        library = ctypes.CDLL(str(_compiled()))
-        _declare(library)
-        _self_test(library)
+        library = opened(compiled())
     except (OSError, subprocess.SubprocessError, LowprecError) as error:
         if wanted == "core":
             raise LowprecError(f"LOWPREC_BACKEND=core: {error}") from None
         return None, Backend("torch", f"no CPU core: {error}")
-    return library, Backend("core", f"compiled from {SOURCE.name}")
+    return library, Backend("core", "compiled from core.c")
 
 
-def _compiled() -> Path:
-    """The shared library of this source, these flags and this kind of machine."""
-    key = sha256(SOURCE.read_bytes() + " ".join((*FLAGS, platform.machine())).encode()).hexdigest()
-    library = cache_dir() / f"core-{key[:16]}.so"
+def opened(path: Path) -> ctypes.CDLL:
+    """The library, its functions declared and tested."""
+    library = ctypes.CDLL(str(path))
+    for name, (arguments, result) in _FUNCTIONS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, result
+    _self_test(library)
+    return library
+
+
+def compiled(march: str = "native") -> Path:
+    """The shared library of these sources and flags for this processor, or another `march`."""
+    said = platform.machine(), _processor() if march == "native" else march
+    key = sha256(b"".join(p.read_bytes() for p in SOURCES) + repr((FLAGS, said)).encode())
+    library = cache_dir() / f"core-{key.hexdigest()[:16]}.so"
     if library.exists():
         return library
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         raise LowprecError("no C compiler (cc) found")
+    source = str(Path(__file__).with_name("core.c"))
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         fresh = Path(folder) / library.name
-        command = [compiler, *FLAGS, "-fPIC", "-shared", "-o", str(fresh), str(SOURCE)]
+        command = [
+            compiler,
+            *FLAGS,
+            f"-march={march}",
+            "-fPIC",
+            "-shared",
+            "-o",
+            str(fresh),
+            source,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode:
-            said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-            raise LowprecError(f"{compiler} failed: {said[-1]}")
+            lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+            raise LowprecError(f"{compiler} failed: {lines[-1]}")
         fresh.replace(library)
     return library
 
 
-def _declare(library: ctypes.CDLL) -> None:
-    pointer, size, i32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-    grid, rule = ctypes.POINTER(CGrid), ctypes.POINTER(CRule)
-    library.lp_cast.argtypes = [pointer, pointer, size, grid]
-    library.lp_largest.argtypes = [pointer, size]
-    library.lp_largest.restype = i32
-    library.lp_scale.argtypes = [i32, rule]
-    library.lp_scale.restype = ctypes.c_float
-    library.lp_apply.argtypes = [pointer, pointer, size, i32, rule, grid]
-    library.lp_rows.argtypes = [pointer, pointer, size, size, size, rule, grid]
-    library.lp_columns.argtypes = [pointer, pointer, size, size, size, size, rule, grid]
+def _processor() -> str:
+    """What distinguishes this processor's instructions from others' in a shared cache."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((s for s in lines if s.startswith(("flags", "Features", "isa"))), "")
 
 
 def _self_test(library: ctypes.CDLL) -> None:
-    """Both roundings of core.c, of bfloat16 with Inf and of saturating float8_e5m2: ties, a
-    subnormal, NaN, -0 and an overflow, which flush-to-zero or -ffast-math would get wrong."""
-    infinities, zeros = (0x7F800000, 0xFF800000), (0, 0x80000000)
-    ends = (0x7F7F0000, 0x7F7F0000), infinities, infinities, zeros
-    bfloat16 = CGrid(2.0**-110, 1 << 23, 16, 0x7FFF, 1, 0xFFFF0000, *map(_pair, ends), 0, 2.0**16)
+    """Both roundings of core.c, of bfloat16 with Inf and of saturating float8_e5m2, and its codes:
+    ties, a subnormal, NaN, -0 and an overflow, which flush-to-zero or -ffast-math would get wrong;
+    packed bits, in which an order of bytes would show."""
+    infinities, zeros = _pair(0x7F800000, 0xFF800000), _pair(0, 0x80000000)
+    ends = _pair(0x7F7F0000, 0x7F7F0000), infinities, infinities, zeros
+    keep = c_int32(0xFFFF0000)
+    bfloat16 = CGrid(2.0**-110, 1 << 23, 16, 0x7FFF, 1, keep, *ends)
     given = [1.00390625, 1.01171875, 1e-40, float("nan"), -0.0, -3.4e38]
     wanted = [0x3F800000, 0x3F820000, 0x00010000, 0x7FC00000, 0x80000000, 0xFF800000]
-    _check(library, bfloat16, given, wanted)
-    limits = (0x47600000, 0xC7600000)
-    ends = (limits[0], limits[0]), limits, limits, zeros
-    e5m2 = CGrid(2.0**7, 113 << 23, 21, 0xFFFFF, 1, 0xFFE00000, *map(_pair, ends), 1, 2.0**21)
+    _check(_cast(library, given, bfloat16), wanted)
+    limits = _pair(0x47600000, 0xC7600000)
+    ends = _pair(0x47600000, 0x47600000), limits, limits, zeros
+    e5m2 = CGrid(2.0**7, 113 << 23, 21, 0xFFFFF, 1, -(1 << 21), *ends, 1, 1)
     given = [1.125, 1.375, 2.0**-17, 3 * 2.0**-17, float("nan"), -0.0, -1e6]
     wanted = [0x3F800000, 0x3FC00000, 0, 0x38000000, 0x7FC00000, 0x80000000, 0xC7600000]
-    _check(library, e5m2, given, wanted)
+    _check(_cast(library, given, e5m2), wanted)
+    code = CCode(113 << 23, 21, 113 << 2, 0, 0x80, 0x7C, 0x7E)
+    codes = _cast(library, given, e5m2, code)
+    _check(codes, [0x3C, 0x3E, 0, 2, 0x7E, 0x80, 0xFB])
+    packed = torch.zeros(7, dtype=torch.uint8)
+    library.lp_pack(codes.data_ptr(), packed.data_ptr(), 7, 7)
+    bits = sum((code & 0x7F) << (7 * i) for i, code in enumerate(codes.tolist()))
+    _check(packed, list(bits.to_bytes(7, "little")))
 
 
-def _pair(ends: tuple[int, int]) -> ctypes.Array[ctypes.c_uint32]:
-    return Pair(*ends)
+def _pair(positive: int, negative: int) -> ctypes.Array[c_int32]:
+    return Pair(positive, negative)
 
 
-def _check(library: ctypes.CDLL, grid: CGrid, given: list[float], wanted: list[int]) -> None:
-    x = torch.tensor(given)
-    y = torch.empty_like(x)
-    library.lp_cast(x.data_ptr(), y.data_ptr(), len(x), ctypes.byref(grid))
-    if [bits & 0xFFFFFFFF for bits in y.view(torch.int32).tolist()] != wanted:
+def _cast(
+    library: ctypes.CDLL, given: list[float], grid: CGrid, code: CCode | None = None
+) -> torch.Tensor:
+    x, n = torch.tensor(given), len(given)
+    y = torch.empty(n) if code is None else torch.empty(n, dtype=torch.uint8)
+    job = Job(x.data_ptr(), onto=ctypes.pointer(grid))
+    if code is None:
+        job.y = y.data_ptr()
+    else:
+        job.codes, job.code = y.data_ptr(), ctypes.pointer(code)
+    library.lp_cast(job, n)
+    return y.view(torch.int32) if code is None else y
+
+
+def _check(found: torch.Tensor, wanted: list[int]) -> None:
+    if [bits & 0xFFFFFFFF for bits in found.tolist()] != wanted:
         raise LowprecError("the compiled core rounds wrongly here (flush-to-zero, fast-math?)")

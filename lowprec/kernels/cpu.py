@@ -1,4 +1,8 @@
-"""What the CPU core covers, and how its functions are called: formats and rules as C numbers."""
+"""What the CPU core covers, and how its functions are called: formats and rules as C numbers.
+
+Every function answers None where the core does not cover the case: the caller then runs the
+definition, which gives the same bits.
+"""
 
 from __future__ import annotations
 
@@ -7,203 +11,269 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from lowprec.kernels.block import numbers_of
-from lowprec.kernels.core import CGrid, CRule, Pair, load
-from lowprec.kernels.element import Projector, projector
-from lowprec.kernels.grid import UNBOUNDED, Grid
-from lowprec.kernels.scale import ScaleRule
-from lowprec.kernels.word import FLOAT32, holds
-from lowprec.spec.block import BlockFormat
-from lowprec.spec.format import pow2
-from lowprec.spec.quantizer import POWER_OF_TWO_RULES, Quantizer
+from lowprec.kernels.core import Job, Seed, load
+from lowprec.kernels.plan import Plan, plan_of, under
+from lowprec.spec.block import Block
+from lowprec.spec.quantizer import Quantizer
 
 # With fewer elements each, more threads cost more than they save.
 PER_THREAD = 1 << 19
+# A result of so many bytes goes past the caches, which it would only empty; and where it is fresh
+# memory, that is better had in large pages.
+STREAMED = 1 << 24
+HUGE = 1 << 25
+# Elements of a vector of the core, and its bytes.
+LANES, VECTOR = 8, 32
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A quantizer as the core takes it; rules and block are None for a plain cast."""
+class Walk:
+    """Blocks of b along the k elements that lie `inner` apart, in `outer` slabs of k * inner."""
 
-    grid: CGrid
-    rule: CRule | None
-    tensor_rule: CRule | None
-    block: int | str | None
+    outer: int
+    k: int
+    inner: int
+    b: int
+
+    @property
+    def unit(self) -> int:
+        """Elements that a thread does not share, and starts at multiples of."""
+        return self.b * self.inner if self.outer == 1 else self.k * self.inner
+
+    @property
+    def scales(self) -> int:
+        """Scales of a unit."""
+        return self.inner if self.outer == 1 else -(-self.k // self.b) * self.inner
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether all vectors begin at multiples of their size, if the first one does."""
+        if self.inner > 1:
+            return self.inner % LANES == 0
+        return self.b % LANES == 0 and (self.outer == 1 or self.k % LANES == 0)
+
+    def part(self, n: int) -> tuple[int, int, int, int]:
+        """The same of n elements, which are whole units or the last of all."""
+        if self.outer == 1:
+            return 1, n // self.inner, self.inner, self.b
+        return n // (self.k * self.inner), self.k, self.inner, self.b
+
+
+def walk(shape: torch.Size, axis: int, block: Block | int) -> Walk:
+    """The blocks along `axis` of a contiguous tensor that is not empty."""
+    n = math.prod(shape)
+    if block == "tensor":
+        return Walk(1, n, 1, n)
+    k, inner = shape[axis], math.prod(shape[axis:][1:])
+    b = k if isinstance(block, str) else min(block if isinstance(block, int) else block[-1], k)
+    # Whole blocks do not care where rows and slabs end: then all of them are one.
+    return Walk(1, n // inner, inner, b) if k % b == 0 else Walk(n // (k * inner), k, inner, b)
 
 
 def fake_quantize(
-    x: Tensor, quantizer: Quantizer, axis: int, out: Tensor | None = None
+    x: Tensor,
+    quantizer: Quantizer,
+    axis: int,
+    out: Tensor | None = None,
+    seed: int | None = None,
 ) -> Tensor | None:
     """The values of `x` after quantization, into `out` if given, which may be `x`.
 
-    None where the core does not cover the case: the caller then runs the definition.
+    seed: for stochastic rounding, whose random bits are `counter.bits` of it.
     """
-    plan = _plan(quantizer)
-    if plan is None or not _fits(x, out) or load()[0] is None:
+    plan, library = plan_of(quantizer), load()[0]
+    if plan is None or library is None or (seed is None) == plan.is_random or not _fits(x, out):
         return None
-    y = torch.empty_like(x) if out is None else out
-    if plan.rule is None:
-        _in_parts(x, y, 1, lambda lib, a, b, n: lib.lp_cast(a, b, n, plan.grid))
-    elif plan.block == "tensor":
-        _whole_tensor(x, y, plan.rule, plan.grid)
-    else:
-        _blocks(x, y, axis, plan, _with_tensor_scale(x, plan))
+    y = _empty(library, x.shape, torch.float32) if out is None else out
+    _quantize(library, x, plan, axis, seed, y=y)
     return y
 
 
+def quantize(
+    x: Tensor, quantizer: Quantizer, axis: int, seed: int | None = None
+) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
+    """Codes of the elements (uint8, of x's shape), values of the block scales s (float32, of
+    `BlockFormat.scale_shape`; None for a scalar format) and of an outer scale t (float32, of rank
+    0, or None). Also None where a NaN has no code in a scalar format."""
+    plan, library = plan_of(quantizer), load()[0]
+    if plan is None or plan.code is None or library is None or not _fits(x, None):
+        return None
+    if (seed is None) == plan.is_random:
+        return None
+    codes, scales = _empty(library, x.shape, torch.uint8), None
+    if plan.block is not None:
+        scales = torch.empty(plan.format.scale_shape(tuple(x.shape), axis))
+    outer, nan = _quantize(library, x, plan, axis, seed, codes=codes, scales=scales)
+    if nan and plan.block is None and not plan.has_nan:
+        return None
+    return codes, scales, None if outer is None else torch.tensor(outer)
+
+
+def dequantize(
+    codes: Tensor,
+    table: Tensor,
+    whole: Tensor | None = None,
+    axis: int = -1,
+    block: Block = "tensor",
+    out: Tensor | None = None,
+) -> Tensor | None:
+    """``RN(table[code] * S)`` in float32.
+
+    table: the values of the element's 256 codes, float32 (what lies beyond a narrower format's
+    does not matter). whole: S, float32, of `BlockFormat.scale_shape`; None for a scalar format.
+    """
+    library = load()[0]
+    tensors = [t for t in (codes, table, whole, out) if t is not None]
+    plain = all(_is_plain(t) for t in tensors) and codes.dtype == torch.uint8
+    floats = all(t.dtype == torch.float32 for t in tensors[1:]) and table.shape == (256,)
+    if library is None or not plain or not floats or not codes.numel():
+        return None
+    if not isinstance(block, str) and len(block) > 1:
+        return None
+    y = _empty(library, codes.shape, torch.float32) if out is None else out
+    w, s = walk(codes.shape, axis, block), torch.ones(1) if whole is None else whole
+    streams = _streams(y, w)
+
+    def work(start: int, n: int) -> None:
+        scale = s.data_ptr() + 4 * (start // w.unit * w.scales)
+        library.lp_decode(
+            codes.data_ptr() + start, y.data_ptr() + 4 * start, *w.part(n),
+            table.data_ptr(), scale, streams,
+        )  # fmt: skip
+
+    # One block for all is no reason for one thread.
+    _in_parts(codes.numel(), LANES if w.b == codes.numel() else w.unit, work)
+    return y
+
+
+def pack(codes: Tensor, bits: int) -> Tensor | None:
+    """The low `bits` (1 to 8) of each code (uint8) one after the other, lowest first, as bytes:
+    element i takes the bits from ``i * bits``. uint8, one-dimensional."""
+    library = load()[0]
+    if library is None or codes.dtype != torch.uint8 or not _is_plain(codes) or not 1 <= bits <= 8:
+        return None
+    packed = _empty(library, torch.Size([-(-codes.numel() * bits // 8)]), torch.uint8)
+
+    def work(start: int, n: int) -> None:
+        at = packed.data_ptr() + start * bits // 8
+        library.lp_pack(codes.data_ptr() + start, at, n, bits)
+
+    _in_parts(codes.numel(), LANES, work)
+    return packed
+
+
+def unpack(packed: Tensor, bits: int, count: int) -> Tensor | None:
+    """The inverse of `pack`: `count` codes, uint8, one-dimensional."""
+    library = load()[0]
+    if library is None or packed.dtype != torch.uint8 or not _is_plain(packed):
+        return None
+    if not 1 <= bits <= 8 or packed.numel() < -(-count * bits // 8):
+        return None
+    codes = _empty(library, torch.Size([count]), torch.uint8)
+
+    def work(start: int, n: int) -> None:
+        at = packed.data_ptr() + start * bits // 8
+        library.lp_unpack(at, codes.data_ptr() + start, n, bits)
+
+    _in_parts(count, LANES, work)
+    return codes
+
+
+def _is_plain(t: Tensor) -> bool:
+    return (
+        t.device.type == "cpu"
+        and t.is_contiguous()
+        and type(t) in (Tensor, torch.nn.Parameter)
+        and not torch.compiler.is_compiling()
+    )
+
+
 def _fits(x: Tensor, out: Tensor | None) -> bool:
-    tensors = [x] if out is None else [x, out]
-    plain = all(
-        t.dtype == torch.float32 and t.device.type == "cpu" and t.is_contiguous()
-        and type(t) in (Tensor, torch.nn.Parameter) for t in tensors
-    )  # fmt: skip
-    if not plain or not x.numel() or torch.compiler.is_compiling():
+    tensors = (x,) if out is None else (x, out)
+    if not all(t.dtype == torch.float32 and _is_plain(t) for t in tensors) or not x.numel():
         return False
     apart = out is None or abs(out.data_ptr() - x.data_ptr()) >= x.nbytes
     return apart or (out is not None and out.data_ptr() == x.data_ptr())
 
 
-@lru_cache(maxsize=1024)
-def _plan(quantizer: Quantizer) -> Plan | None:
-    fmt = quantizer.format
-    if not isinstance(fmt, BlockFormat):
-        covered = holds(torch.float32, fmt)
-        grid = _grid(projector(fmt, quantizer.projection, FLOAT32)) if covered else None
-        return None if grid is None else Plan(grid, None, None, None)
-    if not _is_plain(quantizer, fmt):
-        return None
-    numbers = numbers_of(quantizer)
-    grid, rule = _grid(numbers.element), _rule(numbers.rule)
-    tensor_rule = _tensor_rule(numbers.rule)
-    flat = isinstance(fmt.block, str) or len(fmt.block) == 1
-    if grid is None or rule is None or not flat or (tensor_rule is None) != (fmt.outer is None):
-        return None
-    return Plan(grid, rule, tensor_rule, fmt.block if isinstance(fmt.block, str) else fmt.block[0])
+def _empty(library: ctypes.CDLL, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    fresh = torch.empty(shape, dtype=dtype)
+    if fresh.nbytes >= HUGE:
+        library.lp_huge(fresh.data_ptr(), fresh.nbytes)
+    return fresh
 
 
-def _is_plain(quantizer: Quantizer, fmt: BlockFormat) -> bool:
-    """Whether a scale per block, and at most one per tensor, is all that there is."""
-    refined = fmt.inner or fmt.zero_point or fmt.offset or fmt.outlier
-    levels = fmt.outer is None or fmt.outer.block == "tensor"
-    return levels and not refined and quantizer.rule in (*POWER_OF_TWO_RULES, "amax")
+def _streams(y: Tensor, w: Walk) -> bool:
+    return y.nbytes >= STREAMED and y.data_ptr() % VECTOR == 0 and w.is_aligned
 
 
-@lru_cache(maxsize=1024)
-def _grid(element: Projector) -> CGrid | None:
-    """The C form of a projection, or None where the core does not cover it."""
-    g = element.numbers
-    if not isinstance(g, Grid) or g.word is not FLOAT32 or g.rounding != "nearest-even":
-        return None
-    subnormals = g.has_zero and (g.least_significand, g.least_exponent) == (1, g.quantum)
-    unbounded = g.precision == UNBOUNDED
-    shift = 0 if unbounded else FLOAT32.trailing + 1 - g.precision
-    # An integer's values all lie where the addition of `magic` rounds them.
-    fixed = g.quantum + (FLOAT32.trailing if unbounded else g.precision - 1)
-    if not subnormals or shift > FLOAT32.trailing - 1 or not (-126 <= fixed <= 127):
-        return None
-    if not -126 <= g.quantum + FLOAT32.trailing <= 127 or (
-        unbounded and max(g.ends.bound) >= FLOAT32.pattern(pow2(fixed))
-    ):
-        return None
-    ends = [Pair(*(bits & 0xFFFFFFFF for bits in pair)) for pair in (
-        g.ends.bound, g.ends.overflow, g.ends.infinity, g.ends.zero
-    )]  # fmt: skip
-    return CGrid(
-        float(pow2(g.quantum + FLOAT32.trailing)),
-        FLOAT32.pattern(pow2(fixed)),
-        shift,
-        (1 << shift >> 1) - 1 if shift else 0,
-        1 if shift else 0,
-        0xFFFFFFFF & -(1 << shift),
-        *ends,
-        (unbounded or shift > 0) and _saturates(g, shift),
-        2.0**shift,
-    )
+def _quantize(
+    library: ctypes.CDLL,
+    x: Tensor,
+    plan: Plan,
+    axis: int,
+    seed: int | None,
+    y: Tensor | None = None,
+    codes: Tensor | None = None,
+    scales: Tensor | None = None,
+) -> tuple[float | None, bool]:
+    """Into `y`, or `codes` and `scales`: the outer scale, and whether a code stands for a NaN."""
+    w = walk(x.shape, axis, "tensor" if plan.block is None else plan.block)
+    rule, outer, amax = plan.rule, None, 0
+    if plan.outer is not None or plan.block == "tensor":
+        amax = _largest(library, x)
+    if plan.outer is not None and rule is not None:
+        outer = library.lp_scale(amax, plan.outer)
+        rule = under(rule, outer)
+    job = Job(onto=ctypes.pointer(plan.grid), seed=Seed(*divmod(seed or 0, 1 << 32)[::-1]))
+    if rule is not None:
+        job.scale = ctypes.pointer(rule)
+    if codes is not None:
+        job.code = ctypes.pointer(plan.code)
+    elif y is not None:
+        apart = y.data_ptr() != x.data_ptr()
+        free = plan.block in (None, "tensor")
+        job.streams = apart and _streams(y, Walk(1, LANES, 1, LANES) if free else w)
+    nan: list[int] = []
+
+    def work(start: int, n: int) -> None:
+        j = Job.from_buffer_copy(job)
+        j.x, j.first = x.data_ptr() + 4 * start, start
+        if y is not None:
+            j.y = y.data_ptr() + 4 * start
+        if codes is not None:
+            j.codes = codes.data_ptr() + start
+        if scales is not None:
+            j.scales = scales.data_ptr() + 4 * (start // w.unit * w.scales)
+        nan.append(_called(library, j, plan, w, n, amax))
+
+    _in_parts(x.numel(), LANES if plan.block in (None, "tensor") else w.unit, work)
+    return outer, any(nan)
 
 
-def _saturates(g: Grid, shift: int) -> bool:
-    """Whether whatever overflows goes to the bound, and 2^shift times it stays finite."""
-    ends = g.ends
-    limits = (ends.bound[0], ends.bound[1] | g.word.sign if ends.bound[1] else 0)
-    plain = ends.overflow == ends.infinity == limits and ends.zero in ((0, 0), (0, g.word.sign))
-    exponent = max(ends.bound) >> g.word.trailing
-    return plain and exponent - g.word.bias + shift < g.word.bias
+def _called(library: ctypes.CDLL, job: Job, plan: Plan, w: Walk, n: int, amax: int) -> int:
+    if plan.block is None:
+        return library.lp_cast(job, n)
+    if plan.block == "tensor":
+        return library.lp_apply(job, n, amax)
+    outer, k, inner, b = w.part(n)
+    if inner == 1:
+        return library.lp_rows(job, outer, k, b)
+    return library.lp_columns(job, outer, k, inner, b)
 
 
-def _rule(rule: ScaleRule) -> CRule | None:
-    """The C form of a scale rule, without its tensor scale; None where the core has none."""
-    onto = CGrid() if rule.power_of_two else _grid(rule.onto_scale)
-    largest = ctypes.c_float(rule.largest)
-    lowest, highest = rule.exponents
-    exact = not rule.divides or largest.value == rule.largest
-    if onto is None or not exact or lowest < FLOAT32.emin - FLOAT32.trailing or highest > 127:
-        return None
-    return CRule(
-        rule.power_of_two, rule.divides, largest, rule.carry, rule.emax, lowest, highest,
-        rule.onto_outer is not None, 0.0, onto,
-    )  # fmt: skip
-
-
-def _tensor_rule(rule: ScaleRule) -> CRule | None:
-    """t as the scale of one large block, whose M is the divisor."""
-    onto = rule.onto_outer and _grid(rule.onto_outer)
-    if onto is None or math.isinf(rule.outer_divisor):
-        return None
-    return CRule(False, True, rule.outer_divisor, 0, 0, 0, 0, False, 0.0, onto)
-
-
-def _with_tensor_scale(x: Tensor, plan: Plan) -> CRule:
-    assert plan.rule is not None
-    if plan.tensor_rule is None:
-        return plan.rule
-    library = load()[0]
-    assert library is not None
-    rule = CRule.from_buffer_copy(plan.rule)
-    rule.tensor_scale = library.lp_scale(_largest(x), plan.tensor_rule)
-    return rule
-
-
-def _largest(x: Tensor) -> int:
+def _largest(library: ctypes.CDLL, x: Tensor) -> int:
     """The pattern of the largest magnitude; of NaN, were there one."""
     found: list[int] = []
-    _in_parts(x, x, 1, lambda lib, a, _, n: found.append(lib.lp_largest(a, n)))
+    _in_parts(
+        x.numel(), LANES, lambda i, n: found.append(library.lp_largest(x.data_ptr() + 4 * i, n))
+    )
     return max(found)
-
-
-def _whole_tensor(x: Tensor, y: Tensor, rule: CRule, grid: CGrid) -> None:
-    amax = _largest(x)
-    _in_parts(x, y, 1, lambda lib, a, b, n: lib.lp_apply(a, b, n, amax, rule, grid))
-
-
-def _blocks(x: Tensor, y: Tensor, axis: int, plan: Plan, rule: CRule) -> None:
-    k, grid = x.shape[axis], plan.grid
-    block = k if plan.block == "channel" else min(int(plan.block or 0), k)
-    inner = math.prod(x.shape[axis:][1:])
-    if inner == 1:
-        # Whole blocks do not care where rows end: then all of them are one row.
-        whole = k % block == 0
-        _in_parts(
-            x, y, block if whole else k,
-            lambda lib, a, b, n: lib.lp_rows(
-                a, b, 1 if whole else n // k, n if whole else k, block, rule, grid
-            ),
-        )  # fmt: skip
-    elif x.numel() == k * inner:
-        _in_parts(
-            x, y, block * inner,
-            lambda lib, a, b, n: lib.lp_columns(a, b, 1, n // inner, inner, block, rule, grid),
-        )  # fmt: skip
-    else:
-        slab = k * inner
-        _in_parts(
-            x, y, slab,
-            lambda lib, a, b, n: lib.lp_columns(a, b, n // slab, k, inner, block, rule, grid),
-        )  # fmt: skip
 
 
 @cache
@@ -211,20 +281,12 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="lowprec")
 
 
-def _in_parts(
-    x: Tensor, y: Tensor, unit: int, work: Callable[[ctypes.CDLL, int, int, int], None]
-) -> None:
-    """``work(library, x's address, y's address, elements)`` for parts of whole `unit`s (the last
-    may be ragged), in as many threads as torch uses and the size deserves."""
-    library = load()[0]
-    assert library is not None
-    n, a, b = x.numel(), x.data_ptr(), y.data_ptr()
-    units = -(-n // unit)
-    threads = max(1, min(torch.get_num_threads(), n // PER_THREAD, units))
-    if threads == 1:
-        work(library, a, b, n)
+def _in_parts(n: int, unit: int, work: Callable[[int, int], None]) -> None:
+    """``work(start, elements)`` for parts of whole `unit`s (the last may be ragged), in as many
+    threads as torch uses and the size deserves."""
+    threads = min(torch.get_num_threads(), n // PER_THREAD, -(-n // unit))
+    if threads <= 1:
+        work(0, n)
         return
-    step = -(-units // threads) * unit
-    starts = range(0, n, step)
-    parts = [(library, a + 4 * i, b + 4 * i, min(step, n - i)) for i in starts]
-    list(_pool(threads).map(lambda part: work(*part), parts))
+    step = -(-n // unit // threads) * unit
+    list(_pool(threads).map(lambda start: work(start, min(step, n - start)), range(0, n, step)))

@@ -1,0 +1,244 @@
+/* Elements with and without scales, along the last axis and along others. */
+
+/* Elements `at` onwards of x go to the same places of y or of codes. */
+typedef struct {
+  const float *x;
+  float *y;        /* values, or null */
+  uint8_t *codes;  /* code points, or null */
+  float *scales;   /* the blocks' s, or null */
+  int64_t first;   /* the index of x[0] in the whole tensor, by which random bits are counted */
+  uint32_t seed[2];
+  int32_t streams; /* y is large, apart from x, and all its vectors are aligned */
+  const grid *onto;
+  const rule *scale; /* of blocks */
+  const code *code;  /* of codes */
+} job;
+
+/* How elements are computed: constants in the loops that matter most. */
+enum { VALUES, STREAMED, CODES };
+typedef struct { int kind, sink, scaled, inverse; } how;
+
+/* What changes on the way: the keys of random bits, and where codes stand for NaN. */
+typedef struct { counter random; vi nans; } state;
+
+INLINE vi is_nan(vf x) { return ((vi)x & MAGNITUDE) > INFINITE; }
+
+INLINE void put(const job *j, const grid *g, state *z, how h, int64_t at, int64_t lanes, vf x, vf s, vf by) {
+  vf e = h.scaled ? h.inverse ? x * by : x / by : x;
+  vf y = project(e, g, h.kind, &z->random, (uint64_t)(j->first + at));
+  int forgets_nan = h.kind == MIRRORED || h.kind == SATURATES;
+  if (forgets_nan && (h.sink == CODES || !h.scaled)) y = (vf)either(is_nan(e), alli(NOT_A_NUMBER), (vi)y);
+  if (h.sink == CODES) {
+    z->nans |= is_nan(y);
+    store_bytes(j->codes + at, code_of(y, j->code), lanes);
+    return;
+  }
+  if (h.scaled) y = y * s;
+  if (h.sink == STREAMED && lanes >= LANES) stream(j->y + at, y);
+  else store_part(j->y + at, y, lanes);
+}
+
+INLINE void span(const job *pj, state *z, how h, int64_t at, int64_t n, vf s, vf by) {
+  const job job_ = *pj, *j = &job_;
+  const grid g = *j->onto;
+  const float *x = j->x + at;
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) put(j, &g, z, h, at + i, LANES, load(x + i), s, by);
+  if (i < n) put(j, &g, z, h, at + i, n - i, load_part(x + i, n - i), s, by);
+}
+
+INLINE vi largest_of(const float *x, int64_t n) {
+  vi a = alli(0), b = a;
+  int64_t i = 0;
+  for (; i + 2 * LANES <= n; i += 2 * LANES) {
+    a = larger(a, (vi)load(x + i) & MAGNITUDE);
+    b = larger(b, (vi)load(x + i + LANES) & MAGNITUDE);
+  }
+  for (; i < n; i += LANES) a = larger(a, (vi)load_part(x + i, n - i) & MAGNITUDE);
+  return larger(a, b);
+}
+
+INLINE how how_of(const job *j) {
+  int sink = j->codes ? CODES : j->streams && CAN_STREAM ? STREAMED : VALUES;
+  return (how){kind_of(j->onto), sink, j->scale != 0, j->scale && j->scale->power_of_two};
+}
+
+/* `loop`, in which the kind of `a`, now called h, is a constant. */
+#define KIND(kind_, loop) { const how h = {kind_, a.sink, a.scaled, a.inverse}; loop; break; }
+#define WITH_KIND(loop)                         \
+  switch (a.kind) {                             \
+    case MIRRORED: KIND(MIRRORED, loop)         \
+    case SATURATES: KIND(SATURATES, loop)       \
+    case STOCHASTIC: KIND(STOCHASTIC, loop)     \
+    default: KIND(ANY, loop)                    \
+  }
+
+INLINE state begun(const job *j) {
+  state z = {{{j->seed[0], j->seed[1]}, 0, {0, 0}}, alli(0)};
+  set_keys(&z.random, (uint64_t)j->first >> 32);
+  return z;
+}
+INLINE int32_t ended(const job *j, const state *z) {
+  if (j->streams) streamed();
+  return largest_lane(-z->nans);
+}
+
+/* A plain cast of n elements, or one block of them with these scales. */
+static void line(const job *j, state *z, int64_t at, int64_t n, const scales *s) {
+  const how a = how_of(j);
+  if (s) WITH_KIND(span(j, z, h, at, n, s->whole, s->by))
+  else WITH_KIND(span(j, z, ((how){h.kind, a.sink, 0, 0}), at, n, all(1), all(1)))
+}
+
+int32_t lp_cast(const job *j, int64_t n) {
+  state z = begun(j);
+  line(j, &z, 0, n, 0);
+  return ended(j, &z);
+}
+
+/* Four streams at a time, each of some pages, are read faster than one. */
+int32_t lp_largest(const float *x, int64_t n) {
+  enum { PART = 4096 };
+  vi m[4] = {0};
+  for (; n >= 4 * PART; x += 4 * PART, n -= 4 * PART)
+    for (int64_t i = 0; i < PART; i += LANES)
+      for (int k = 0; k < 4; k++) m[k] = larger(m[k], (vi)load(x + k * PART + i) & MAGNITUDE);
+  for (int k = 1; k < 4; k++) m[0] = larger(m[0], m[k]);
+  return largest_lane(larger(m[0], largest_of(x, n)));
+}
+
+/* S of a block: also how a tensor scale comes about, by a rule of its own. */
+float lp_scale(int32_t amax, const rule *r) { return scales_of(alli(amax), r).whole[0]; }
+
+/* n elements of a block whose largest magnitude is known. */
+int32_t lp_apply(const job *j, int64_t n, int32_t amax) {
+  state z = begun(j);
+  scales s = scales_of(alli(amax), j->scale);
+  if (j->scales) j->scales[0] = s.own[0];
+  line(j, &z, 0, n, &s);
+  return ended(j, &z);
+}
+
+/* A strip: elements that stay in the first-level cache between their two uses. */
+enum { STRIP = 2048, LONG = 512 };
+
+/* n blocks (a multiple of LANES) of v vectors, the first one of number `block`. */
+INLINE void strip(const job *pj, state *z, how h, int64_t at, int64_t block, int64_t n, int64_t v) {
+  const job job_ = *pj, *j = &job_;
+  const grid g = *j->onto;
+  const rule r = *j->scale;
+  float s[STRIP / LANES], by[STRIP / LANES];
+  const float *x = j->x + at;
+  for (int64_t i = 0; i < n; i += LANES) {
+    vi p[LANES];
+    for (int k = 0; k < LANES; k++) {
+      const float *from = x + (i + k) * v * LANES;
+      p[k] = (vi)load(from) & MAGNITUDE;
+      for (int64_t l = 1; l < v; l++) p[k] = larger(p[k], (vi)load(from + l * LANES) & MAGNITUDE);
+    }
+    scales found = scales_of(largest_lanes(p), &r);
+    store(s + i, found.whole);
+    store(by + i, found.by);
+    if (j->scales) store(j->scales + block + i, found.own);
+  }
+  for (int64_t i = 0; i < n; i++, at += v * LANES) {
+    const vf whole = all(s[i]), divisor = all(by[i]);
+    for (int64_t l = 0; l < v; l++) {
+      if (l % 2 == 0) __builtin_prefetch(j->x + at + l * LANES + STRIP);
+      put(j, &g, z, h, at + l * LANES, LANES, load(j->x + at + l * LANES), whole, divisor);
+    }
+  }
+}
+
+/* Constants for values of the usual formats in blocks of the usual lengths. */
+#define USUAL(kind_)                                                                  \
+  if (a.inverse && v == 4) strip(j, z, (how){kind_, a.sink, 1, 1}, at, block, n, 4);  \
+  else if (a.inverse) strip(j, z, (how){kind_, a.sink, 1, 1}, at, block, n, v);       \
+  else if (v == 2) strip(j, z, (how){kind_, a.sink, 1, 0}, at, block, n, 2);          \
+  else strip(j, z, (how){kind_, a.sink, 1, 0}, at, block, n, v);
+
+static void strips(const job *j, state *z, int64_t at, int64_t block, int64_t n, int64_t v) {
+  const how a = how_of(j);
+  if (a.sink == CODES) WITH_KIND(strip(j, z, h, at, block, n, v))
+  else if (a.kind == MIRRORED) { USUAL(MIRRORED) }
+  else if (a.kind == SATURATES) { USUAL(SATURATES) }
+  else strip(j, z, a, at, block, n, v);
+}
+
+/* Blocks of b along the k contiguous elements of every row, the last one of a row ragged. */
+int32_t lp_rows(const job *j, int64_t rows, int64_t k, int64_t b) {
+  state z = begun(j);
+  const int64_t most = b % LANES || b > LONG ? 0 : STRIP / b / LANES * LANES;
+  int64_t at = 0, block = 0;
+  for (int64_t row = 0; row < rows; row++) {
+    const int64_t end = at + k;
+    for (int64_t n; most && (n = (end - at) / b / LANES * LANES) > 0; at += n * b, block += n) {
+      n = n < most ? n : most;
+      strips(j, &z, at, block, n, b / LANES);
+    }
+    for (; at < end; block++) {
+      const int64_t n = end - at < b ? end - at : b;
+      scales s = scales_of(alli(largest_lane(largest_of(j->x + at, n))), j->scale);
+      if (j->scales) j->scales[block] = s.own[0];
+      line(j, &z, at, n, &s);
+      at += n;
+    }
+  }
+  return ended(j, &z);
+}
+
+/* Columns side by side: as many as make long runs of memory, or as few as can be kept. */
+enum { COLUMNS = 4096, KEPT_COLUMNS = 512, KEPT = 1 << 14 };
+
+/* One block in each of n columns, whose rows lie `inner` apart. Kept elements are read once: rows a
+ * power of two apart would drive each other out of the cache. */
+INLINE void tile(const job *pj, state *z, how h, int64_t at, int64_t block, int64_t rows, int64_t inner,
+                 int64_t n, int keeps) {
+  const job job_ = *pj, *j = &job_;
+  const grid g = *j->onto;
+  const rule r = *j->scale;
+  const float *x = j->x + at;
+  const int64_t pitch = (n + LANES - 1) / LANES * LANES;
+  float kept[KEPT], s[COLUMNS], by[COLUMNS];
+  vi amax[COLUMNS / LANES];
+  memset(amax, 0, sizeof(float) * (size_t)pitch);
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t l = 0; l < n; l += LANES) {
+      const vf v = load_part(x + i * inner + l, n - l);
+      if (keeps) store(kept + i * pitch + l, v);
+      amax[l / LANES] = larger(amax[l / LANES], (vi)v & MAGNITUDE);
+    }
+  for (int64_t l = 0; l < n; l += LANES) {
+    const scales found = scales_of(amax[l / LANES], &r);
+    store(s + l, found.whole);
+    store(by + l, found.by);
+    if (j->scales) store_part(j->scales + block + l, found.own, n - l);
+  }
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t l = 0; l < n; l += LANES) {
+      const float *from = x + i * inner + l;
+      if (keeps && l % (2 * LANES) == 0) __builtin_prefetch(from + n);
+      put(j, &g, z, h, at + i * inner + l, n - l, keeps ? load(kept + i * pitch + l) : load_part(from, n - l),
+          load(s + l), load(by + l));
+    }
+}
+
+static void any_tile(const job *j, state *z, int64_t at, int64_t block, int64_t rows, int64_t inner, int64_t n) {
+  const how a = how_of(j);
+  if (rows * n <= KEPT) WITH_KIND(tile(j, z, h, at, block, rows, inner, n, 1))
+  else tile(j, z, a, at, block, rows, inner, n, 0);
+}
+
+/* Blocks of b along the k elements that lie `inner` apart, for `outer` slabs of k * inner. */
+int32_t lp_columns(const job *j, int64_t outer, int64_t k, int64_t inner, int64_t b) {
+  state z = begun(j);
+  int64_t most = KEPT / b / LANES * LANES, block = 0;
+  most = most < 4 * LANES ? COLUMNS : most < KEPT_COLUMNS ? most : KEPT_COLUMNS;
+  for (int64_t o = 0; o < outer; o++)
+    for (int64_t i = 0; i < k; i += b, block += inner)
+      for (int64_t l = 0; l < inner; l += most) {
+        const int64_t rows = k - i < b ? k - i : b, n = inner - l < most ? inner - l : most;
+        any_tile(j, &z, (o * k + i) * inner + l, block + l, rows, inner, n);
+      }
+  return ended(j, &z);
+}
