@@ -56,6 +56,12 @@ def require_shipped(q: QTensor, layout: str, name: str) -> None:
         raise LowprecError(f"{layout}: format {fmt.name!r}; expected that of {name!r}")
 
 
+def require_rank(shape: tuple[int, ...], least: int, layout: str) -> None:
+    """LowprecError unless `shape` has `least` dimensions or more."""
+    if len(shape) < least:
+        raise LowprecError(f"{layout}: shape {tuple(shape)}; expected rank {least} or more")
+
+
 def require_whole(count: int, block: int, layout: str) -> None:
     """LowprecError unless `count` elements along the last axis are whole blocks."""
     if count % block:

@@ -15,6 +15,7 @@ from lowprec.kernels.layouts.common import (
     format_of,
     qtensor,
     require_bytes,
+    require_rank,
     require_shipped,
     require_whole,
 )
@@ -29,7 +30,7 @@ _SCALES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def to_pack_quantized(q: QTensor) -> State:
-    """ "pack-quantized": integers of 1 to 8 bits, each row densely in int32 words.
+    """The layout "pack-quantized": integers of 1 to 8 bits, each row densely in int32 words.
 
     Stored is k + 2^(bits - 1) of a two's complement k, and an unsigned code as it is. Zero points
     are packed along N. Scales keep their dtype: float32, bfloat16 or float16. LowprecError for
@@ -39,9 +40,7 @@ def to_pack_quantized(q: QTensor) -> State:
     fmt = format_of(q, "pack-quantized")
     dtype = _check_integers(fmt)
     bits, shape = fmt.element.bits, tuple(q.shape)
-    if len(shape) < 2:
-        raise LowprecError(f"pack-quantized: a weight of shape {shape}; expected rank 2 or more")
-    _check_blocks(fmt, shape[-1])
+    _check_shape(fmt, shape)
     state = {
         "weight_packed": _words(_stored(q.codes, fmt), bits),
         "weight_scale": q.scales.view(dtype),
@@ -68,7 +67,7 @@ def from_pack_quantized(state: State, fmt: BlockFormat | str) -> QTensor:
             f"pack-quantized: {', '.join(sorted(state))}; expected {', '.join(sorted(keys))}"
         )
     shape = tuple(state["weight_shape"].tolist())
-    _check_blocks(fmt, shape[-1])
+    _check_shape(fmt, shape)
     each = fmt.scale_shape(shape)
     scales = state["weight_scale"]
     if scales.dtype != dtype or tuple(scales.shape) != each:
@@ -90,8 +89,8 @@ def from_pack_quantized(state: State, fmt: BlockFormat | str) -> QTensor:
 
 
 def to_nvfp4_pack_quantized(q: QTensor) -> State:
-    """ "nvfp4-pack-quantized": two E2M1 codes per byte, the first in the low nibble, E4M3 scales,
-    and a global scale that *divides*: RN(1 / t) of our tensor scale t, float32 of shape (1,).
+    """The layout "nvfp4-pack-quantized": two E2M1 codes per byte, the first in the low nibble,
+    E4M3 scales, and a global scale that *divides*: RN(1 / t) of our tensor scale t, a float32.
 
     So values are e * (s / g) there and e * (s * t) here, equal to within float32's rounding. An
     all-zero tensor has g = 1. LowprecError for another format than nvfp4 and for a t whose
@@ -121,8 +120,8 @@ def from_nvfp4_pack_quantized(state: State) -> QTensor:
 
 
 def to_mxfp4_pack_quantized(q: QTensor) -> State:
-    """ "mxfp4-pack-quantized": two E2M1 codes per byte, the first in the low nibble, and the E8M0
-    codes of the scales as uint8. LowprecError for another format than mxfp4."""
+    """The layout "mxfp4-pack-quantized": two E2M1 codes per byte, the first in the low nibble, and
+    the E8M0 codes of the scales as uint8. LowprecError for another format than mxfp4."""
     require_shipped(q, "mxfp4-pack-quantized", "mxfp4")
     require_whole(q.shape[-1], 32, "mxfp4-pack-quantized")
     return {"weight_packed": _pairs(q), "weight_scale": q.scales}
@@ -153,9 +152,10 @@ def _check_integers(fmt: BlockFormat) -> torch.dtype:
     return dtype
 
 
-def _check_blocks(fmt: BlockFormat, count: int) -> None:
+def _check_shape(fmt: BlockFormat, shape: tuple[int, ...]) -> None:
+    require_rank(shape, 2, "pack-quantized")
     if fmt.block != "channel":
-        require_whole(count, fmt.block[0], "pack-quantized")
+        require_whole(shape[-1], fmt.block[0], "pack-quantized")
 
 
 def _stored(codes: Tensor, fmt: BlockFormat) -> Tensor:
@@ -196,6 +196,7 @@ def _fp4(state: State, more: tuple[str, ...], dtype: torch.dtype, block: int) ->
     if set(state) != set(keys):
         raise LowprecError(f"{', '.join(sorted(state))}: expected {', '.join(sorted(keys))}")
     packed, scale, *others = (state[key] for key in keys)
+    require_rank(scale.shape, 2, "weight_scale")
     shape = (*scale.shape[:-1], scale.shape[-1] * block)
     require_bytes(packed, (*shape[:-1], shape[-1] // 2), "weight_packed")
     if scale.dtype != dtype:

@@ -20,13 +20,14 @@ from lowprec.kernels.codec import check_codes, codes_of, store_codes, values_of
 from lowprec.kernels.layouts.common import (
     qtensor,
     require_bytes,
+    require_rank,
     require_shipped,
     require_whole,
 )
 from lowprec.kernels.qtensor import QTensor
 from lowprec.spec import load_format
 from lowprec.spec.block import BlockFormat
-from lowprec.spec.format import Format
+from lowprec.spec.format import CodebookFormat, Format
 
 
 @dataclass(frozen=True)
@@ -189,23 +190,27 @@ def from_gguf(data: Tensor, name: str, shape: tuple[int, ...]) -> QTensor:
     """
     layout = _layout(name)
     fmt = load_format(name)
+    require_rank(shape, 1, f"GGUF {name}")
     require_whole(shape[-1], layout.size, f"GGUF {name}")
     scalars = {part: (scalar, count) for part, scalar, count in _parts(fmt, layout)}
     sizes = [p.size(sum(scalars[part][1] for part in p.parts)) for p in layout.planes]
     require_bytes(data, (*shape[:-1], shape[-1] // layout.size * sum(sizes)), f"GGUF {name}")
     parts: dict[str, Tensor] = {}
-    for plane, piece in zip(
-        layout.planes, data.reshape(-1, sum(sizes)).split(sizes, 1), strict=True
-    ):
+    pieces = data.reshape(-1, sum(sizes)).split(sizes, 1)
+    for plane, piece in zip(layout.planes, pieces, strict=True):
         codes = plane.codes_of(piece).chunk(len(plane.parts), 1)
         for part, bits in zip(plane.parts, codes, strict=True):
             parts[part] = parts.get(part, 0) | bits
     fields = {}
     for part, (scalar, count) in scalars.items():
-        codes = check_codes(parts[part] ^ _flip(layout, part, scalar), scalar)
+        codes = parts[part] ^ _flip(layout, part, scalar)
         codes = codes.reshape(*shape[:-1], shape[-1] // layout.size * count)
+        if isinstance(scalar, CodebookFormat):
+            check_codes(codes, scalar)
         outer = part.startswith("outer")
-        fields[part] = values_of(codes, scalar).float() if outer else store_codes(codes, scalar)
+        fields[part] = (
+            values_of(codes.long(), scalar).float() if outer else store_codes(codes, scalar)
+        )
     return qtensor(fmt, **fields)
 
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lowprec.kernels.layouts.common import qtensor, require_bytes, require_shipped, require_whole
+from lowprec.kernels.layouts.common import (
+    qtensor,
+    require_bytes,
+    require_rank,
+    require_shipped,
+    require_whole,
+)
 from lowprec.kernels.pack import pack, unpack
 from lowprec.kernels.qtensor import QTensor
 from lowprec.spec import load_format
@@ -30,6 +36,7 @@ def from_gpt_oss(blocks: Tensor, scales: Tensor) -> QTensor:
     at scale code 255: a NaN here, 2^128 there. LowprecError unless both are uint8 and of such
     shapes.
     """
+    require_rank(scales.shape, 1, "gpt-oss scales")
     require_bytes(scales, tuple(scales.shape), "gpt-oss scales")
     require_bytes(blocks, (*scales.shape, _BLOCK // 2), "gpt-oss blocks")
     codes = unpack(blocks, 4, 2 * blocks.numel())
