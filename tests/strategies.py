@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import torch
 from hypothesis import assume
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from torch import Tensor
 
 from lowprec.errors import LowprecError
@@ -16,13 +18,15 @@ from lowprec.spec import (
     FloatFormat,
     Format,
     IntFormat,
+    Level,
+    Outlier,
     Projection,
     Quantizer,
     build,
     load_format,
 )
-from lowprec.spec.projection import SATURATIONS
-from lowprec.spec.quantizer import POWER_OF_TWO_RULES
+from lowprec.spec.projection import ROUNDINGS, SATURATIONS
+from lowprec.spec.quantizer import RULES
 
 NANS = ("none", "ieee", "all-ones", "negative-zero")
 SCALES = ("float8_e8m0fnu", "float32", "float8_e4m3fn", "float8_e5m2", "bfloat16")
@@ -84,27 +88,79 @@ def formats() -> st.SearchStrategy[Format]:
 
 
 @st.composite
+def block_formats(draw: st.DrawFn) -> BlockFormat:
+    """Any element and scale, any block; and one of what else blocks may share."""
+    small, large = draw(st.sampled_from([(1, 4), (2, 4), (3, 9), (16, 64), (32, 32)]))
+    parts: dict[str, object] = {
+        "element": draw(formats()),
+        "scale": load_format(draw(st.sampled_from(SCALES))),
+        "block": (small,),
+    }
+    outer = draw(st.sampled_from([None, None, (large,), "channel", "tensor"]))
+    if outer is not None:
+        parts["outer"] = Level(scale=load_format(draw(st.sampled_from(SCALES))), block=outer)
+    match draw(st.sampled_from(["plain", "flat", "tile", "inner", "zero", "offset", "outlier"])):
+        case "flat":
+            parts |= {"block": draw(st.sampled_from(["channel", "tensor"])), "outer": None}
+        case "tile":
+            parts |= {"block": (2, small), "outer": None}
+        case "inner":
+            bit = draw(st.sampled_from([-2, -1, 0]))
+            parts["block"] = (large,)
+            parts["outer"] = None
+            parts["inner"] = (Level(scale=one_bit(bit), block=(small,)),)
+        case "zero":
+            parts |= {"element": draw(plain_ints()), "zero_point": draw(plain_ints())}
+        case "offset":
+            parts["offset"] = draw(st.one_of(plain_ints(), st.sampled_from(OFFSETS)))
+        case "outlier":
+            other = draw(formats())
+            bits = max(parts["element"].bits, other.bits)
+            assume(bits <= 16 and parts["element"].bits == other.bits)
+            parts["outlier"] = Outlier(element=other, index_bits=8)
+    return BlockFormat(name="drawn_block", **parts)
+
+
+OFFSETS = [load_format(name) for name in ("float16", "ufloat8_e4m3", "float8_e4m3fn")]
+
+
+def one_bit(low: int) -> FloatFormat:
+    """The values 2^low and 2^(low + 1)."""
+    return FloatFormat(
+        name="bit", kind="float", bits=1, precision=1, bias=-low,
+        signed=False, subnormals=False, zero=False,
+    )  # fmt: skip
+
+
+@st.composite
+def plain_ints(draw: st.DrawFn) -> IntFormat:
+    bits, signed = draw(st.integers(2, 9)), draw(st.booleans())
+    return IntFormat(name="drawn", kind="int", bits=bits, signed=signed)
+
+
+@st.composite
+def block_quantizers(draw: st.DrawFn) -> Quantizer:
+    """A block format and one of the rules that it takes; every rounding but the stochastic one."""
+    fmt = draw(block_formats())
+    rounding = draw(st.sampled_from([r for r in ROUNDINGS if r != "stochastic"]))
+    projection = Projection(rounding=rounding, saturation=draw(st.sampled_from(SATURATIONS)))
+    taken = []
+    for rule in RULES:
+        with suppress(ValidationError):
+            fixed = 0.375 if rule == "fixed" else None
+            taken.append(Quantizer(format=fmt, rule=rule, projection=projection, fixed=fixed))
+    return draw(st.sampled_from([q for q in taken if q.rule != "static"]))
+
+
+@st.composite
 def quantizers(draw: st.DrawFn) -> Quantizer:
     """Casts and one-dimensional blocks, rounding to nearest even."""
-    element = draw(formats())
-    projection = Projection(saturation=draw(st.sampled_from(SATURATIONS)))
     if draw(st.booleans()):
-        return Quantizer(format=element, rule="cast", projection=projection)
-    scale = load_format(draw(st.sampled_from(SCALES)))
-    fmt = BlockFormat(
-        name="drawn_block",
-        element=element,
-        scale=scale,
-        block=draw(st.sampled_from([(1,), (3,), (16,), (32,), "channel", "tensor"])),
-    )
-    rules = ["amax"]
-    if isinstance(scale, FloatFormat) and scale.precision == 1:
-        rules += [r for r in POWER_OF_TWO_RULES if r != "even" or _has_precision(element)]
-    return Quantizer(format=fmt, rule=draw(st.sampled_from(rules)), projection=projection)
-
-
-def _has_precision(element: Format) -> bool:
-    return isinstance(element, FloatFormat | IntFormat)
+        projection = Projection(saturation=draw(st.sampled_from(SATURATIONS)))
+        return Quantizer(format=draw(formats()), rule="cast", projection=projection)
+    drawn = draw(block_quantizers())
+    projection = Projection(saturation=drawn.projection.saturation)
+    return drawn.model_copy(update={"projection": projection})
 
 
 @st.composite

@@ -143,6 +143,8 @@ def _refusal(fmt: BlockFormat, rule: str) -> str | None:
         return f"is for elements up to 6; those of {fmt.name!r} reach {float(fmt.element.max)}"
     if rule in GIVEN_RULES and fmt.outer is None and (fmt.inner or fmt.outlier):
         return f"gives the scale of every block, which {fmt.name!r} refines by its largest value"
+    if rule == "signed" and (fmt.inner or fmt.outlier):
+        return f"gives negative scales; {fmt.name!r} needs another rule"
     if rule == "signed" and not (fmt.element.min_exact < 0 and scale.min_exact < 0):
         return "needs an element and a scale format with negative values"
     return None

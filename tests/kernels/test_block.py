@@ -7,6 +7,8 @@ from contextlib import suppress
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -22,6 +24,7 @@ from lowprec.spec import (
     load_format,
 )
 from lowprec.spec.quantizer import RULES
+from tests import strategies
 from tests.kernels.oracle import BLOCKS, assert_same_bits
 
 
@@ -103,9 +106,8 @@ REST = [q for fmt in BLOCKS if fmt.name not in USUAL for q in quantizers(fmt)]
 # The oracle tries 49 scales for every block.
 SEARCHED = ("tiles", "mxfp4", "vs_quant")
 QUICK = [q for q in QUANTIZERS if q.rule != "mse" or q.format.name in SEARCHED]
-EVERY = [
-    *QUICK, *(pytest.param(q, marks=pytest.mark.slow) for q in (*QUANTIZERS, *REST) if q not in QUICK)
-]  # fmt: skip
+LONG = [q for q in (*QUANTIZERS, *REST) if q not in QUICK]
+EVERY = [*QUICK, *(pytest.param(q, marks=pytest.mark.slow) for q in LONG)]
 NAMED = {"ids": lambda value: value.spell()}
 
 
@@ -129,7 +131,7 @@ def breaking(width: int) -> Tensor:
     return torch.cat([x, special])
 
 
-def given(x: Tensor, q: Quantizer, axis: int = -1) -> Tensor | None:
+def static_scale(x: Tensor, q: Quantizer, axis: int = -1) -> Tensor | None:
     """Outermost scales for the rule static, not all of them suitable."""
     if q.rule != "static":
         return None
@@ -140,7 +142,7 @@ def given(x: Tensor, q: Quantizer, axis: int = -1) -> Tensor | None:
 
 
 def expected(x: Tensor, q: Quantizer, axis: int = -1) -> Tensor:
-    scale = given(x, q, axis)
+    scale = static_scale(x, q, axis)
     values = exact.fake_quantize(
         x.flatten().tolist(), tuple(x.shape), q, axis,
         scale=None if scale is None else scale.flatten().tolist(),
@@ -150,7 +152,7 @@ def expected(x: Tensor, q: Quantizer, axis: int = -1) -> Tensor:
 
 
 def fake(x: Tensor, q: Quantizer, axis: int = -1) -> Tensor:
-    return kernels.fake_quantize(x, q, axis, scale=given(x, q, axis))
+    return kernels.fake_quantize(x, q, axis, scale=static_scale(x, q, axis))
 
 
 def parts_of(x: Tensor, q: Quantizer) -> list[Tensor]:
@@ -187,7 +189,7 @@ def test_codes_and_scales_are_the_oracles(q: Quantizer) -> None:
     """Element by element, and dequantizing gives the fake-quantized values."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(6, 13, generator=generator) * 2.0 ** torch.arange(-3, 3)[:, None]
-    scale, shape, fmt = given(x, q), tuple(x.shape), q.format
+    scale, shape, fmt = static_scale(x, q), tuple(x.shape), q.format
     found = kernels.quantize(x, q, scale=scale)
     assert_same_bits(kernels.dequantize(found), expected(x, q), x)
     assert found.nbytes == -(-fmt.storage_bits_of(shape) // 8)
@@ -215,6 +217,24 @@ def test_codes_and_scales_are_the_oracles(q: Quantizer) -> None:
             assert float(found.outer_scale[place]) == float(block.outer.scale)
             if block.outer.offset is not None:
                 assert float(found.outer_offset[place]) == float(block.outer.offset)
+
+
+@settings(max_examples=150)
+@given(q=strategies.block_quantizers(), seed=st.integers(0, 1 << 30), data=st.data())
+def test_any_format_and_rule(q: Quantizer, seed: int, data: st.DataObject) -> None:
+    """Formats and rules that nobody has combined, on random bits and on numbers of like size."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = data.draw(st.sampled_from([(2, 11), (3, 5), (1, 40), (4, 2, 3)]))
+    exponent = data.draw(st.integers(-140, 120))
+    x = torch.randn(shape, generator=generator) * 2.0**exponent
+    if data.draw(st.booleans()):
+        bits = torch.randint(-(1 << 31), 1 << 31, shape, generator=generator)
+        wild = bits.to(torch.int32).view(torch.float32)
+        x = torch.where(torch.rand(shape, generator=generator) < 0.2, wild, x)
+    if data.draw(st.booleans()):
+        x = x.double() * (1 + 2.0**-40)
+    axis = data.draw(st.integers(-len(shape), -1))
+    assert_same_bits(kernels.fake_quantize(x, q, axis), expected(x, q, axis), x)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
