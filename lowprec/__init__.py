@@ -15,6 +15,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Backend": ("lowprec.kernels", "Backend"),
     "LowprecError": ("lowprec.errors", "LowprecError"),
+    "Packed": ("lowprec.kernels", "Packed"),
     "QTensor": ("lowprec.kernels", "QTensor"),
     "backend": ("lowprec.kernels", "backend"),
     "cast": ("lowprec.kernels", "cast"),
@@ -29,11 +30,13 @@ _HOME = {
     "list_formats": ("lowprec.spec", "list_formats"),
     "list_machines": ("lowprec.perf", "list_machines"),
     "machine": ("lowprec.perf", "machine"),
+    "pack": ("lowprec.kernels", "pack"),
     "quantize": ("lowprec.kernels", "quantize"),
     "quantizer": ("lowprec.spec", "load_quantizer"),
     "recipe": ("lowprec.spec", "load_recipe"),
     "study": ("lowprec.studies", "study"),
     "trace": ("lowprec.nn", "trace"),
+    "unpack": ("lowprec.kernels", "unpack"),
     "unwrap": ("lowprec.nn", "unwrap"),
     "wrap": ("lowprec.nn", "wrap"),
 }

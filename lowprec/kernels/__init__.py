@@ -2,10 +2,12 @@
 
 from lowprec.kernels.api import cast, decode, encode, fake_quantize, quantize
 from lowprec.kernels.core import Backend, backend
+from lowprec.kernels.packing import Packed, pack, pack_bits, unpack, unpack_bits
 from lowprec.kernels.qtensor import QTensor, dequantize
 
 __all__ = [
     "Backend",
+    "Packed",
     "QTensor",
     "backend",
     "cast",
@@ -13,5 +15,9 @@ __all__ = [
     "dequantize",
     "encode",
     "fake_quantize",
+    "pack",
+    "pack_bits",
     "quantize",
+    "unpack",
+    "unpack_bits",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from lowprec.kernels.word import holds, require, word_of
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import Format
 from lowprec.spec.quantizer import Quantizer
+
+if TYPE_CHECKING:
+    from lowprec.kernels.packing import Packed
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,12 @@ class QTensor:
             bits = self.codes.numel() * fmt.bits
         return -(-bits // 8)
 
+    def pack(self) -> Packed:
+        """See `lowprec.kernels.pack`."""
+        from lowprec.kernels.packing import pack
+
+        return pack(self)
+
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """See `lowprec.kernels.dequantize`."""
         return dequantize(self, dtype)
@@ -93,7 +103,9 @@ def quantize_tensor(x: Tensor, c: Call) -> QTensor:
         if offset is None or shared.offset is None
         else store_codes(codes_of(shared.offset, offset), offset),
         shared.outer_offset,
-        shared.outlier,
+        None
+        if fmt.outlier is None or shared.outlier is None
+        else shared.outlier.to(torch.uint8 if fmt.outlier.index_bits <= 8 else torch.uint16),
     )
 
 

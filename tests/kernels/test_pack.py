@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import lowprec as lp
 from lowprec.errors import LowprecError
-from lowprec.kernels import pack as module
-from lowprec.kernels.pack import Packed, pack, pack_tensor, unpack, unpack_tensor
+from lowprec.kernels import packing as module
+from lowprec.kernels.packing import Packed, pack, pack_bits, unpack, unpack_bits
 from lowprec.spec import BlockFormat, FloatFormat
 
 UNSIGNED = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32, 64: torch.uint64}
@@ -38,10 +38,10 @@ def integers(codes: torch.Tensor) -> list[int]:
 
 
 def check(codes: list[int], bits: int) -> None:
-    packed = pack(tensor(codes, bits), bits)
+    packed = pack_bits(tensor(codes, bits), bits)
     assert packed.dtype == torch.uint8
     assert bytes(packed.tolist()) == stream(codes, bits)
-    back = unpack(packed, bits, len(codes))
+    back = unpack_bits(packed, bits, len(codes))
     assert back.dtype == tensor([], bits).dtype
     assert integers(back) == codes
 
@@ -64,26 +64,26 @@ def test_chunks_join(bits, monkeypatch):
     monkeypatch.setattr(module, "_CHUNK", 16)
     generator = torch.Generator().manual_seed(bits)
     codes = torch.randint(0, 1 << min(bits, 62), (333,), generator=generator)
-    packed = pack(codes, bits)
+    packed = pack_bits(codes, bits)
     assert bytes(packed.tolist()) == stream(codes.tolist(), bits)
-    assert integers(unpack(packed, bits, 333)) == codes.tolist()
+    assert integers(unpack_bits(packed, bits, 333)) == codes.tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64, torch.uint16])
 def test_any_integer_dtype_and_any_layout(dtype):
     codes = torch.arange(60).reshape(3, 4, 5).to(dtype)
-    assert torch.equal(pack(codes, 6), pack(codes.long().reshape(-1), 6))
-    assert torch.equal(pack(codes.mT, 6), pack(codes.mT.contiguous(), 6))
-    assert torch.equal(pack(codes[:1].expand(7, 4, 5), 6), pack(codes[0].repeat(7, 1), 6))
+    assert torch.equal(pack_bits(codes, 6), pack_bits(codes.long().reshape(-1), 6))
+    assert torch.equal(pack_bits(codes.mT, 6), pack_bits(codes.mT.contiguous(), 6))
+    assert torch.equal(pack_bits(codes[:1].expand(7, 4, 5), 6), pack_bits(codes[0].repeat(7, 1), 6))
 
 
 @pytest.mark.parametrize("bits", [5, 8, 16, 32, 64])
 def test_strided_bytes_and_codes(bits):
     codes = tensor(list(range(24)), bits)
-    packed = pack(codes, bits)
+    packed = pack_bits(codes, bits)
     spread = torch.stack([packed, packed], 1)[:, 0]
-    assert integers(unpack(spread, bits, 24)) == list(range(24))
-    assert torch.equal(pack(torch.stack([codes, codes], 1)[:, 0], bits), packed)
+    assert integers(unpack_bits(spread, bits, 24)) == list(range(24))
+    assert torch.equal(pack_bits(torch.stack([codes, codes], 1)[:, 0], bits), packed)
     assert packed.data_ptr() != codes.data_ptr()
 
 
@@ -94,7 +94,7 @@ def test_a_machine_of_other_byte_order(monkeypatch):
 
 
 def test_the_first_fp4_code_is_the_low_nibble():
-    assert pack(torch.tensor([0x1, 0x2, 0xF], dtype=torch.uint8), 4).tolist() == [0x21, 0x0F]
+    assert pack_bits(torch.tensor([0x1, 0x2, 0xF], dtype=torch.uint8), 4).tolist() == [0x21, 0x0F]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_the_first_fp4_code_is_the_low_nibble():
 )
 def test_what_is_no_code_is_refused(codes, bits, message):
     with pytest.raises(LowprecError, match=message):
-        pack(codes, bits)
+        pack_bits(codes, bits)
 
 
 @pytest.mark.parametrize(
@@ -130,12 +130,12 @@ def test_what_is_no_code_is_refused(codes, bits, message):
 )
 def test_wrong_sizes_and_stray_bits_are_refused(packed, bits, count, message):
     with pytest.raises(LowprecError, match=message):
-        unpack(torch.tensor(packed, dtype=torch.uint8), bits, count)
+        unpack_bits(torch.tensor(packed, dtype=torch.uint8), bits, count)
 
 
 def test_packed_bits_are_bytes():
     with pytest.raises(LowprecError, match=r"torch.int64"):
-        unpack(torch.tensor([1]), 8, 1)
+        unpack_bits(torch.tensor([1]), 8, 1)
 
 
 BLOCKS = [name for name in lp.list_formats() if isinstance(lp.format(name), BlockFormat)]
@@ -174,8 +174,8 @@ def assert_same(a: lp.QTensor, b: lp.QTensor) -> None:
 )
 def test_a_tensor_comes_back_of_exactly_its_size(name, shape, axis):
     q = lp.quantize(normal(*shape), quantizer(name), axis=axis)
-    packed = pack_tensor(q)
-    assert_same(unpack_tensor(packed), q)
+    packed = pack(q)
+    assert_same(unpack(packed), q)
     streams = tensors(packed)
     assert all(stream.dtype == torch.uint8 and stream.dim() == 1 for stream in streams)
     assert packed.nbytes == sum(stream.numel() for stream in streams)
@@ -188,21 +188,21 @@ def test_a_tensor_comes_back_of_exactly_its_size(name, shape, axis):
 @pytest.mark.parametrize("name", ["float6_e3m2fn", "int4", "bfloat16", "float32", "ternary"])
 def test_a_scalar_tensor_comes_back(name):
     q = lp.quantize(normal(7, 11), name)
-    packed = pack_tensor(q)
+    packed = pack(q)
     assert packed.nbytes == math.ceil(77 * lp.format(name).bits / 8)
-    assert_same(unpack_tensor(packed), q)
+    assert_same(unpack(packed), q)
 
 
 def test_a_packed_tensor_of_another_size_is_refused():
-    packed = pack_tensor(lp.quantize(normal(4, 64), "nvfp4/amax"))
+    packed = pack(lp.quantize(normal(4, 64), "nvfp4/amax"))
     with pytest.raises(LowprecError, match="320 codes of 4 bits are 160"):
-        unpack_tensor(replace(packed, shape=(5, 64)))
+        unpack(replace(packed, shape=(5, 64)))
     with pytest.raises(LowprecError, match="16 codes of 8 bits are 16"):
-        unpack_tensor(replace(packed, scales=packed.scales[:-1]))
+        unpack(replace(packed, scales=packed.scales[:-1]))
 
 
 def test_a_nan_outer_scale_comes_back():
     q = lp.quantize(torch.tensor([1.0, torch.nan]), "nvfp4/amax")
-    back = unpack_tensor(pack_tensor(q))
+    back = unpack(pack(q))
     assert bool(back.outer_scale.isnan())
     assert torch.equal(back.scales, q.scales)

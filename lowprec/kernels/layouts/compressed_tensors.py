@@ -19,7 +19,7 @@ from lowprec.kernels.layouts.common import (
     require_shipped,
     require_whole,
 )
-from lowprec.kernels.pack import pack, unpack
+from lowprec.kernels.packing import pack_bits, unpack_bits
 from lowprec.kernels.qtensor import QTensor
 from lowprec.spec import load_format
 from lowprec.spec.block import BlockFormat
@@ -167,7 +167,7 @@ def _words(codes: Tensor, bits: int) -> Tensor:
     """Each row as a little-endian stream of bits in int32 words, the last filled with zeros."""
     count = codes.shape[-1]
     rows = F.pad(codes, (0, -count % 32))
-    words = pack(rows, bits).view(torch.int32).reshape(*rows.shape[:-1], -1)
+    words = pack_bits(rows, bits).view(torch.int32).reshape(*rows.shape[:-1], -1)
     return words[..., : -(-count * bits // 32)].contiguous()
 
 
@@ -179,7 +179,7 @@ def _codes(words: Tensor, bits: int, shape: tuple[int, ...]) -> Tensor:
             f"of {expected}"
         )
     whole = F.pad(words, (0, -words.shape[-1] % bits)).contiguous()
-    rows = unpack(whole.view(torch.uint8).reshape(-1), bits, whole.numel() * 32 // bits)
+    rows = unpack_bits(whole.view(torch.uint8).reshape(-1), bits, whole.numel() * 32 // bits)
     rows = rows.reshape(*shape[:-1], -1)
     if bool(rows[..., shape[-1] :].any()):
         raise LowprecError("pack-quantized: bits behind the end of a row are not zero")
@@ -187,7 +187,7 @@ def _codes(words: Tensor, bits: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def _pairs(q: QTensor) -> Tensor:
-    return pack(q.codes, 4).reshape(*q.shape[:-1], q.shape[-1] // 2)
+    return pack_bits(q.codes, 4).reshape(*q.shape[:-1], q.shape[-1] // 2)
 
 
 def _fp4(state: State, more: tuple[str, ...], dtype: torch.dtype, block: int) -> list[Tensor]:
@@ -201,7 +201,7 @@ def _fp4(state: State, more: tuple[str, ...], dtype: torch.dtype, block: int) ->
     require_bytes(packed, (*shape[:-1], shape[-1] // 2), "weight_packed")
     if scale.dtype != dtype:
         raise LowprecError(f"weight_scale of {scale.dtype}: expected {dtype}")
-    return [unpack(packed, 4, 2 * packed.numel()).reshape(shape), scale, *others]
+    return [unpack_bits(packed, 4, 2 * packed.numel()).reshape(shape), scale, *others]
 
 
 def _reciprocal(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from lowprec.kernels.layouts.common import (
     require_shipped,
     require_whole,
 )
-from lowprec.kernels.pack import pack, unpack
+from lowprec.kernels.packing import pack_bits, unpack_bits
 from lowprec.kernels.qtensor import QTensor
 from lowprec.spec import load_format
 
@@ -26,7 +26,7 @@ def to_gpt_oss(q: QTensor) -> tuple[Tensor, Tensor]:
     """
     require_shipped(q, "gpt-oss", "mxfp4")
     require_whole(q.shape[-1], _BLOCK, "gpt-oss")
-    return pack(q.codes, 4).reshape(*q.scales.shape, _BLOCK // 2), q.scales
+    return pack_bits(q.codes, 4).reshape(*q.scales.shape, _BLOCK // 2), q.scales
 
 
 def from_gpt_oss(blocks: Tensor, scales: Tensor) -> QTensor:
@@ -39,6 +39,6 @@ def from_gpt_oss(blocks: Tensor, scales: Tensor) -> QTensor:
     require_rank(scales.shape, 1, "gpt-oss scales")
     require_bytes(scales, tuple(scales.shape), "gpt-oss scales")
     require_bytes(blocks, (*scales.shape, _BLOCK // 2), "gpt-oss blocks")
-    codes = unpack(blocks, 4, 2 * blocks.numel())
+    codes = unpack_bits(blocks, 4, 2 * blocks.numel())
     shape = (*scales.shape[:-1], scales.shape[-1] * _BLOCK)
     return qtensor(load_format("mxfp4"), codes.reshape(shape), scales)

@@ -24,7 +24,7 @@ _DTYPES = {8: torch.uint8, 16: torch.uint16, 32: torch.uint32, 64: torch.uint64}
 _STREAMS = _DTYPES if sys.byteorder == "little" else {}
 
 
-def pack(codes: Tensor, bits: int) -> Tensor:
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """Codes as a little-endian stream of bits, uint8 of rank 1.
 
     Code i, counted in row-major order, takes the bits ``i * bits`` to ``(i + 1) * bits - 1``, its
@@ -49,8 +49,8 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     return packed.view(-1)[: _bytes(flat.numel(), bits)]
 
 
-def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
-    """The `count` codes that `pack` packed, of rank 1, in the smallest unsigned dtype of `bits`.
+def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
+    """The `count` codes that `pack_bits` packed, of rank 1, in the smallest unsigned dtype.
 
     LowprecError unless `packed` is uint8 of exactly the bytes that they take, its last bits zero.
     """
@@ -138,7 +138,7 @@ def _shift(x: Tensor, left: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Packed:
-    """A `QTensor` as dense bits: each stream is `pack` of the codes of one of its fields.
+    """A `QTensor` as dense bits: each stream is `pack_bits` of the codes of one of its fields.
 
     The outer scales are codes of their own format. shape and axis: the tensor's. None where the
     format has no such part.
@@ -162,55 +162,59 @@ class Packed:
         streams = [*(part for part in own if isinstance(part, Tensor)), *self.inner]
         return sum(stream.numel() for stream in streams)
 
+    def unpack(self) -> QTensor:
+        """See `lowprec.kernels.unpack`."""
+        return unpack(self)
 
-def pack_tensor(q: QTensor) -> Packed:
-    """Everything of `q` as dense bits; `unpack_tensor` gives equal codes and numbers back."""
+
+def pack(q: QTensor) -> Packed:
+    """Everything of `q` as dense bits; `unpack` gives equal codes and numbers back."""
     fmt = q.quantizer.format
     shape = tuple(q.shape)
     if not isinstance(fmt, BlockFormat):
-        elements = pack(q.codes, fmt.bits)
+        elements = pack_bits(q.codes, fmt.bits)
         return Packed(elements, None, None, (), None, None, None, shape, q.quantizer, q.axis)
 
     def values(x: Tensor | None) -> Tensor | None:
-        return None if x is None else pack(codes_of(x, fmt.outer.scale), fmt.outer.scale.bits)
+        return None if x is None else pack_bits(codes_of(x, fmt.outer.scale), fmt.outer.scale.bits)
 
     offset = fmt.zero_point or fmt.offset
     return Packed(
-        elements=pack(q.codes, fmt.element.bits),
-        scales=pack(q.scales, fmt.scale.bits),
+        elements=pack_bits(q.codes, fmt.element.bits),
+        scales=pack_bits(q.scales, fmt.scale.bits),
         outer_scale=values(q.outer_scale),
-        inner=tuple(pack(c, f.scale.bits) for c, f in zip(q.inner, fmt.inner, strict=True)),
-        offset=pack(q.offset, offset.bits) if offset else None,
+        inner=tuple(pack_bits(c, f.scale.bits) for c, f in zip(q.inner, fmt.inner, strict=True)),
+        offset=pack_bits(q.offset, offset.bits) if offset else None,
         outer_offset=values(q.outer_offset),
-        outlier=pack(q.outlier, fmt.outlier.index_bits) if fmt.outlier else None,
+        outlier=pack_bits(q.outlier, fmt.outlier.index_bits) if fmt.outlier else None,
         shape=shape,
         quantizer=q.quantizer,
         axis=q.axis,
     )
 
 
-def unpack_tensor(packed: Packed) -> QTensor:
-    """The `QTensor` of `pack_tensor`; LowprecError where a stream is not as long as its shape."""
+def unpack(packed: Packed) -> QTensor:
+    """The `QTensor` of `pack`; LowprecError where a stream is not as long as its shape."""
     fmt, shape, axis = packed.quantizer.format, packed.shape, packed.axis
     if not isinstance(fmt, BlockFormat):
-        elements = unpack(packed.elements, fmt.bits, math.prod(shape)).reshape(shape)
+        elements = unpack_bits(packed.elements, fmt.bits, math.prod(shape)).reshape(shape)
         return QTensor(elements, None, None, packed.quantizer, axis)
 
     def codes(stream: Tensor, bits: int, granularity: Block) -> Tensor:
         each = fmt.scale_shape(shape, axis, granularity)
-        return unpack(stream, bits, math.prod(each)).reshape(each)
+        return unpack_bits(stream, bits, math.prod(each)).reshape(each)
 
     def values(stream: Tensor | None) -> Tensor | None:
         if stream is None:
             return None
         each = () if fmt.outer.block == "tensor" else fmt.scale_shape(shape, axis, fmt.outer.block)
-        found = unpack(stream, fmt.outer.scale.bits, math.prod(each)).reshape(each)
+        found = unpack_bits(stream, fmt.outer.scale.bits, math.prod(each)).reshape(each)
         return values_of(check_codes(found, fmt.outer.scale), fmt.outer.scale).float()
 
     offset, outlier = fmt.zero_point or fmt.offset, fmt.outlier
     inner = zip(packed.inner, fmt.inner, strict=True)
     return QTensor(
-        codes=unpack(packed.elements, fmt.element.bits, math.prod(shape)).reshape(shape),
+        codes=unpack_bits(packed.elements, fmt.element.bits, math.prod(shape)).reshape(shape),
         scales=codes(packed.scales, fmt.scale.bits, fmt.block),
         outer_scale=values(packed.outer_scale),
         inner=tuple(codes(stream, f.scale.bits, f.block) for stream, f in inner),
