@@ -29,12 +29,16 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(~plain, _to_odd(total, error), a * b).float()
 
 
-def quotient(a: Tensor, divisor: float) -> Tensor:
-    """RN(a / divisor) in the dtype of `a`; the divisor is a positive float64 constant."""
-    # A tensor, since torch divides by a number with a reciprocal on some devices.
-    if a.dtype == torch.float64 or _is_float32(divisor):
-        return a / torch.full_like(a, divisor)
-    wide, d = a.double(), torch.full_like(a, divisor, dtype=torch.float64)
+def quotient(a: Tensor, divisor: float | Tensor) -> Tensor:
+    """RN(a / divisor) in the dtype of `a`; the divisor is a positive float64 constant, also as a
+    tensor of rank 0, which is float32 where that holds it."""
+    if not isinstance(divisor, Tensor):
+        # A tensor, since torch divides by a number with a reciprocal on some devices.
+        dtype = torch.float32 if is_float32(divisor) else torch.float64
+        divisor = torch.tensor(divisor, dtype=dtype, device=a.device)
+    if divisor.dtype == torch.float32 or a.dtype == torch.float64:
+        return a / divisor.to(a.dtype)
+    wide, d = a.double(), divisor.expand(a.shape)
     q = wide / d
     q1, d1 = _upper(q), _upper(d)
     q2, d2 = q - q1, d - d1
@@ -44,7 +48,7 @@ def quotient(a: Tensor, divisor: float) -> Tensor:
     return torch.where(q.isfinite(), _to_odd(q, rest), q).float()
 
 
-def _is_float32(x: float) -> bool:
+def is_float32(x: float) -> bool:
     try:
         return struct.unpack("f", struct.pack("f", x))[0] == x
     except OverflowError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 
 import torch
@@ -13,7 +14,7 @@ from lowprec.kernels import scale as rules
 from lowprec.kernels.arith import product
 from lowprec.kernels.blocking import Sizes, largest, members, places, smallest, spread
 from lowprec.kernels.element import Projector, projector
-from lowprec.kernels.scale import ScaleRule, rule_of
+from lowprec.kernels.scale import InnerRule, ScaleRule, rule_of
 from lowprec.kernels.word import FLOAT32, FLOAT64, Word, holds, word_of
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat, pow2
@@ -27,6 +28,10 @@ class BlockNumbers:
     rule: ScaleRule
     element: Projector
     outlier: Projector | None
+    inner: tuple[InnerRule, ...]
+    lowest: float  # element
+    least: float  # positive value of the outlier's format
+    has_signed_offset: bool
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,10 @@ def numbers_of(quantizer: Quantizer, word: Word = FLOAT32) -> BlockNumbers:
         rule_of(quantizer, word),
         projector(fmt.element, projection, wide),
         projector(outlier, projection, wide) if outlier else None,
+        rules.inner_rules(fmt),
+        float(fmt.element.min_exact),
+        float(_min_positive(outlier)) if outlier else 0.0,
+        fmt.offset is not None and fmt.offset.min_exact < 0,
     )
 
 
@@ -120,20 +129,22 @@ def scaled(
     axis: int,
     random: Tensor | None = None,
     given: Tensor | None = None,
+    numbers: BlockNumbers | None = None,
 ) -> Scaled:
     """Scales and elements of `x` (float32 or float64): `Quantizer`'s docstring in its own order.
 
     given: under the rule static the outermost scales, of the shape of `Shared.outer` or `.scale`.
+    numbers: those of the quantizer, unless others of its structure are to take their place.
     """
     fmt = quantizer.format
     assert isinstance(fmt, BlockFormat)
     word = word_of(x.dtype)
-    numbers, layout = numbers_of(quantizer, word), Layout(fmt, x.shape, axis)
+    numbers, layout = numbers or numbers_of(quantizer, word), Layout(fmt, x.shape, axis)
     if not x.numel():
         return _empty(x, layout, numbers)
     pattern = x.view(word.int_dtype) & word.magnitude
     amax = largest(pattern, layout.sizes)
-    low, high = _bounds(x, layout)
+    low, high = _bounds(x, layout, numbers.has_signed_offset)
     outer, outer_offset = _outer(amax, low, high, quantizer, numbers.rule, layout, given)
     scales = _candidates(x, amax, low, high, outer, quantizer, numbers.rule, layout, given)
     shared = [Shared(s, outer, outer_offset=outer_offset) for s in scales]
@@ -162,7 +173,9 @@ def _empty(x: Tensor, layout: Layout, numbers: BlockNumbers) -> Scaled:
     return Scaled(x, x.to(numbers.element.word.dtype), shared, x)
 
 
-def _bounds(x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
+def _bounds(
+    x: Tensor, layout: Layout, has_signed_offset: bool
+) -> tuple[Tensor | None, Tensor | None]:
     """lo and hi of every block, for formats that have a use for them."""
     fmt = layout.fmt
     if fmt.zero_point is None and fmt.offset is None:
@@ -170,8 +183,7 @@ def _bounds(x: Tensor, layout: Layout) -> tuple[Tensor | None, Tensor | None]:
     low, high = smallest(x, layout.sizes), largest(x, layout.sizes)
     if fmt.zero_point is not None:
         return low.clamp(max=0), high.clamp(min=0)
-    assert fmt.offset is not None
-    return (low if fmt.offset.min_exact < 0 else low.clamp(max=0)), high
+    return (low if has_signed_offset else low.clamp(max=0)), high
 
 
 def _outer(
@@ -224,7 +236,7 @@ def _candidates(
         return [rule.onto_scale(_given(quantizer, amax, given, rule.word))]
     number = None
     if quantizer.rule == "signed":
-        number = _first_largest(x, amax, layout)[1]
+        number = -_first_largest(x, amax, layout)[1]
     if low is not None and high is not None:
         number = (high - low).abs()
     return rules.block_scales(
@@ -286,12 +298,12 @@ def _finer(
     whole = rules.whole_scale(shared.scale, outer)
     offset, outlier, inner = None, None, []
     if low is not None and numbers.rule.onto_offset is not None:
-        offset = numbers.rule.onto_offset(_offset(low, whole, shared, layout))
+        offset = numbers.rule.onto_offset(_offset(low, whole, shared, layout, numbers.lowest))
         offset = torch.where(whole.isnan(), torch.nan, offset)
     if fmt.outlier is not None:
         index, _ = _first_largest(x, amax, layout)
-        least = float(_min_positive(fmt.outlier.element))
-        none = (whole == 0) | whole.isnan() | (amax.view(word.dtype) / whole < least)
+        ratio = amax.view(word.dtype) / whole
+        none = (whole == 0) | whole.isnan() | (ratio < numbers.least)
         outlier = torch.where(none, (1 << fmt.outlier.index_bits) - 1, index)
     above, sizes = whole, layout.sizes
     for level in range(len(fmt.inner)):
@@ -299,24 +311,26 @@ def _finer(
         shape = torch.Size(fmt.scale_shape(tuple(x.shape), layout.axis, fmt.inner[level].block))
         ratio = tuple(size // part for size, part in zip(sizes, parts, strict=True))
         above = spread(above, ratio, shape)
-        u = rules.inner_scale(largest(pattern, parts), above, fmt, level, word)
+        u = rules.inner_scale(largest(pattern, parts), above, numbers.inner[level], word)
         above, sizes = above * u, parts
         inner.append(u)
     return Shared(shared.scale, shared.outer, tuple(inner), offset, shared.outer_offset, outlier)
 
 
-def _offset(low: Tensor, whole: Tensor, shared: Shared, layout: Layout) -> Tensor:
+def _offset(
+    low: Tensor, whole: Tensor, shared: Shared, layout: Layout, lowest: float
+) -> Tensor:
     """What z or o is the projection of."""
     fmt = layout.fmt
     if fmt.zero_point is not None:
         scaled_low = torch.where(whole == 0, low * whole, low / whole)
-        return float(fmt.element.min_exact) - scaled_low
+        return lowest - scaled_low
     if shared.outer_offset is None:
         return 0 - low
     return rules.over(0 - low, layout.at_blocks(shared.outer_offset))
 
 
-def _min_positive(fmt: Format) -> object:
+def _min_positive(fmt: Format) -> Fraction | float:
     match fmt:
         case CodebookFormat():
             return min(v for v in fmt.values if 0 < v < torch.inf)
@@ -333,7 +347,11 @@ def _projected(
     whole, shift = whole_and_shift(shared, layout)
     fmt, dtype = layout.fmt, numbers.element.word.dtype
     units = x if shift is None else x + shift
-    units = torch.where(whole == 0, units * whole, units / whole)
+    if numbers.rule.power_of_two and not fmt.inner:
+        # Never zero, and the inverse is exact.
+        units = units * spread(1 / shared.scale, layout.sizes, x.shape)
+    else:
+        units = torch.where(whole == 0, units * whole, units / whole)
     if fmt.zero_point is not None and shared.offset is not None:
         units = units + spread(shared.offset, layout.sizes, x.shape)
     elements = numbers.element(units.to(dtype), random)

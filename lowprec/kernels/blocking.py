@@ -45,7 +45,9 @@ def spread(scale: Tensor, sizes: Sizes, shape: torch.Size) -> Tensor:
     """What each block has, at all elements of the block."""
     for axis, size in enumerate(sizes):
         if scale.shape[axis] > 1 and size > 1:
-            scale = scale.repeat_interleave(size, axis).narrow(axis, 0, shape[axis])
+            each = [-1] * (axis + 1) + [size] + [-1] * (scale.dim() - axis - 1)
+            scale = scale.unsqueeze(axis + 1).expand(each).flatten(axis, axis + 1)
+            scale = scale.narrow(axis, 0, shape[axis])
     return scale.expand(shape)
 
 

@@ -158,7 +158,9 @@ def project_steps(x: Tensor, steps: Steps, random: Tensor | None = None) -> Tens
     """As `round.project`, onto a codebook."""
     word, ends = steps.word, steps.ends
 
-    def table(entries: tuple[int, ...]) -> Tensor:
+    def table(entries: tuple[int, ...] | Tensor) -> Tensor:
+        if isinstance(entries, Tensor):
+            return entries
         return torch.tensor(entries, dtype=word.int_dtype, device=x.device)
 
     key = key_of(x, word)
@@ -176,7 +178,7 @@ def project_steps(x: Tensor, steps: Steps, random: Tensor | None = None) -> Tens
     zero = (answer & word.magnitude) == 0
     if steps.zero_is_special:
         zero |= pattern == 0
-    result = torch.where(minus, ends.overflow[1], answer) if ends.bound[1] == 0 else answer
+    result = torch.where(minus & (ends.bound[1] == 0), ends.overflow[1], answer)
     result = torch.where(zero, end(ends.zero), result.to(word.int_dtype))
     result = torch.where(pattern == word.infinity, end(ends.infinity), result)
     return torch.where(pattern > word.infinity, word.nan, result).view(word.dtype)

@@ -27,6 +27,23 @@ class Ends:
     overflow: tuple[int, int]
     infinity: tuple[int, int]
     zero: tuple[int, int]
+    clamps: bool  # both signs saturate at the same bound, Inf too, and zeros keep their sign
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """How nearest-even rounds without a look at what is discarded.
+
+    Magnitudes with patterns below `fixed` are multiples of one quantum: adding and subtracting
+    `magic`, whose unit in the last place that is, rounds them. The others drop `shift` bits, 0 or
+    more: `half` and the lowest kept bit are added first, and the carry is the change of binade.
+    """
+
+    magic: float
+    fixed: int
+    shift: int
+    half: int
+    kept: int
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,8 @@ class Grid:
     ends: Ends
     rounding: str
     random_bits: int | None
+    # Of nearest-even, where the format has it so.
+    nearest: Nearest | None
 
 
 @lru_cache(maxsize=1024)
@@ -89,7 +108,29 @@ def grid_of(fmt: Format, projection: Projection, word: Word) -> Grid:
         ends_of(fmt, projection, word),
         projection.rounding,
         random_bits,
+        _nearest(fmt, projection, word) if (significand, exponent) == (1, quantum) else None,
     )
+
+
+def _nearest(fmt: Format, projection: Projection, word: Word) -> Nearest | None:
+    """None but for formats of precision 2 or more with a zero and subnormals, well in range."""
+    if projection.rounding != "nearest-even" or isinstance(fmt, CodebookFormat):
+        return None
+    if isinstance(fmt, FloatFormat):
+        precision, quantum = fmt.precision, fmt.emin - (fmt.precision - 1)
+        shift = word.trailing + 1 - precision
+    else:
+        precision, quantum, shift = word.trailing + 1, fmt.exponent, 0  # type: ignore[attr-defined]
+    fixed = quantum + precision - 1
+    if not (shift < word.trailing and word.emin <= fixed <= word.bias):
+        return None
+    if not word.emin <= quantum + word.trailing <= word.bias:
+        return None
+    if shift == 0 and max(abs(fmt.max_exact), abs(fmt.min_exact)) >= pow2(fixed):
+        return None
+    half = (1 << shift >> 1) - 1 if shift else 0
+    magic = float(pow2(quantum + word.trailing))
+    return Nearest(magic, word.pattern(pow2(fixed)), shift, half, -(1 << shift))
 
 
 def _odd_part(x: Fraction) -> tuple[int, int]:
@@ -100,7 +141,9 @@ def _odd_part(x: Fraction) -> tuple[int, int]:
 def ends_of(fmt: Format, projection: Projection, word: Word) -> Ends:
     """`Projection`'s docstring about zero, Inf and overflow, for both signs."""
     pairs = [_ends(fmt, projection, word, minus) for minus in (False, True)]
-    return Ends(*zip(*pairs, strict=True))
+    bound, overflow, infinity, zero = zip(*pairs, strict=True)
+    clamps = overflow == infinity == (bound[0], bound[0] | word.sign) and zero == (0, word.sign)
+    return Ends(bound, overflow, infinity, zero, clamps and bound[0] == bound[1])
 
 
 def _ends(fmt: Format, projection: Projection, word: Word, minus: bool) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lowprec.kernels.grid import Ends, Grid
+from lowprec.kernels.grid import Ends, Grid, Nearest
 from lowprec.kernels.word import Word, floor_log2_of
 
 
@@ -23,6 +23,8 @@ def project(x: Tensor, grid: Grid, random: Tensor | None = None) -> Tensor:
     word = grid.word
     bits = x.view(word.int_dtype)
     pattern, minus = bits & word.magnitude, bits < 0
+    if grid.nearest is not None:
+        return finish(_nearest(pattern, grid.nearest, word), pattern, bits, grid.ends, word)
     exponent = floor_log2_of(pattern, word)
 
     # The trailing bits to discard: none if the dtype is coarser than the format.
@@ -65,7 +67,13 @@ def project(x: Tensor, grid: Grid, random: Tensor | None = None) -> Tensor:
     toward_zero = torch.where(below, 0 if grid.has_zero else grid.least, pattern - discarded)
     farther = torch.where(below, grid.least, pattern - discarded + unit)
     rounded = torch.where(away, farther, toward_zero)
-    return finish(rounded, pattern, minus, grid.ends, word)
+    return finish(rounded, pattern, bits, grid.ends, word)
+
+
+def _nearest(pattern: Tensor, by: Nearest, word: Word) -> Tensor:
+    low = ((pattern.view(word.dtype) + by.magic) - by.magic).view(word.int_dtype)
+    high = (pattern + by.half + ((pattern >> by.shift) & 1)) & by.kept
+    return torch.where(pattern < by.fixed, low, high)
 
 
 def _is_half(pattern: Tensor, grid: Grid) -> Tensor:
@@ -95,20 +103,19 @@ def _shifted(x: Tensor, by: Tensor) -> Tensor:
     return torch.where(by >= 0, x << by.clamp(0, 62), x >> (-by).clamp(0, 62))
 
 
-def finish(rounded: Tensor, pattern: Tensor, minus: Tensor, ends: Ends, word: Word) -> Tensor:
-    """Signs and ends: the float of a rounded magnitude, given the pattern and sign of its x."""
+def finish(rounded: Tensor, pattern: Tensor, bits: Tensor, ends: Ends, word: Word) -> Tensor:
+    """Signs and ends: the float of a rounded magnitude, given the pattern and all bits of its x."""
+    sign = bits & word.sign
+    if ends.clamps:
+        result = rounded.clamp(max=ends.bound[0]) | sign
+        return torch.where(pattern > word.infinity, word.nan, result).view(word.dtype)
+    minus = bits >> (word.trailing + word.exponent_bits)  # all ones, or zero
 
     def end(pair: tuple[int, int]) -> Tensor:
         positive, negative = pair
-        return torch.where(minus, negative, positive).to(word.int_dtype)
+        return (minus & (positive ^ negative)) ^ positive
 
-    result = torch.where(
-        rounded > end(ends.bound), end(ends.overflow), _signed(rounded, minus, word)
-    )
+    result = torch.where(rounded > end(ends.bound), end(ends.overflow), rounded | sign)
     result = torch.where((rounded == 0) | (pattern == 0), end(ends.zero), result)
     result = torch.where(pattern == word.infinity, end(ends.infinity), result)
     return torch.where(pattern > word.infinity, word.nan, result).view(word.dtype)
-
-
-def _signed(pattern: Tensor, minus: Tensor, word: Word) -> Tensor:
-    return torch.where(minus, pattern | word.sign, pattern)

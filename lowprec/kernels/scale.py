@@ -25,7 +25,7 @@ ONTO_SCALE = Projection(rounding="nearest-even", saturation="SatFinite")
 class ScaleRule:
     """A rule for one block format, as numbers.
 
-    largest: what A (minmax: hi - lo; signed: v) is divided by, as a float64. Powers of two: the
+    largest: what A (minmax: hi - lo; signed: -v) is divided by, as a float64. Powers of two: the
     exponent is that of A (rceil: of RN(A / M)) after adding `carry` to the trailing significand,
     less `emax`, clamped to `exponents`. Otherwise the scale is RN(A / M), over t where there is
     one, times each of `factors` or over each of `divisors`, through `onto_scale`.
@@ -45,6 +45,15 @@ class ScaleRule:
     outer_divisor: float  # RN(M * R)
     onto_offset: Projector | None
     outer_offset_divisor: float  # R_o
+
+
+@dataclass(frozen=True)
+class InnerRule:
+    """An inner level as numbers: the emax of what lies below it, and the range of its exponents."""
+
+    below: int
+    lowest: int
+    highest: int
 
 
 @lru_cache(maxsize=1024)
@@ -79,20 +88,20 @@ def rule_of(quantizer: Quantizer, word: Word) -> ScaleRule:
         divisors=(6.0, 4.0) if rule == "four_over_six" else (),
         onto_scale=projector(fmt.scale, ONTO_SCALE, word),
         onto_outer=projector(outer, ONTO_SCALE, word) if outer else None,
-        outer_divisor=word.nearest(abs(largest) * reach),
+        outer_divisor=word.nearest(largest * reach),
         onto_offset=projector(shared, ONTO_SCALE, word) if shared else None,
         outer_offset_divisor=float(fmt.offset.max_exact) if fmt.offset else 1.0,
     )
 
 
 def _largest(fmt: BlockFormat, rule: str) -> tuple[Fraction, int]:
-    """M with its sign, and emax."""
+    """M, and emax."""
     inner = Fraction(1)
     for level in fmt.inner:
         inner *= level.scale.max_exact
     emax = floor_log2(fmt.element.max_exact * inner)
     if rule == "signed":
-        return fmt.element.min_exact * inner, emax
+        return -fmt.element.min_exact * inner, emax
     if rule == "minmax":
         return fmt.element.max_exact - fmt.element.min_exact, emax
     return fmt.element.max_exact * inner, emax
@@ -153,7 +162,7 @@ def block_scales(
 
 def _ratio(number: Tensor, divisor: float, outer: Tensor | None) -> Tensor:
     """RN(number / divisor), over t where there is one; 0 where t is."""
-    ratio = quotient(number, divisor) if divisor > 0 else quotient(-number, -divisor)
+    ratio = quotient(number, divisor)
     return ratio if outer is None else over(ratio, outer)
 
 
@@ -185,15 +194,19 @@ def _normalised(pattern: Tensor, word: Word) -> Tensor:
     return torch.where(subnormal, pattern.to(word.dtype).view(word.int_dtype), pattern)
 
 
-def inner_scale(amax: Tensor, whole: Tensor, fmt: BlockFormat, level: int, word: Word) -> Tensor:
+def inner_rules(fmt: BlockFormat) -> tuple[InnerRule, ...]:
+    found, below = [], fmt.element.emax
+    for level in reversed(fmt.inner):
+        found.append(InnerRule(below, floor_log2(level.scale.min_exact), level.scale.emax))
+        below += level.scale.emax
+    return tuple(reversed(found))
+
+
+def inner_scale(amax: Tensor, whole: Tensor, rule: InnerRule, word: Word) -> Tensor:
     """u of the parts whose largest magnitudes are the patterns `amax`, with S above them."""
-    scale = fmt.inner[level].scale
-    below = fmt.element.emax + sum(lower.scale.emax for lower in fmt.inner[level + 1 :])
-    ratio = over(amax.view(word.dtype), whole)
-    pattern = ratio.view(word.int_dtype)
-    lowest, highest = floor_log2(scale.min_exact), scale.emax
-    exponent = floor_log2_of(pattern, word) - below
-    exponent = torch.where(pattern == 0, lowest, exponent).clamp(lowest, highest)
+    pattern = over(amax.view(word.dtype), whole).view(word.int_dtype)
+    exponent = floor_log2_of(pattern, word) - rule.below
+    exponent = torch.where(pattern == 0, rule.lowest, exponent).clamp(rule.lowest, rule.highest)
     return torch.where(whole.isnan(), torch.nan, pow2_of(exponent.to(word.int_dtype), word))
 
 
