@@ -9,11 +9,20 @@ from lowprec.exact.block import Block, fake_quantize, quantize_block, quantize_b
 from lowprec.exact.check import check_facts, conformance
 from lowprec.exact.round import encode, project
 from lowprec.exact.scale import Outer, candidates, outer_scales
-from lowprec.exact.values import Value, code_of, exact, identical, value, value_table
+from lowprec.exact.values import (
+    TABLE_BITS,
+    Value,
+    code_of,
+    exact,
+    identical,
+    value,
+    value_table,
+)
 
 __all__ = [
     "FLOAT32",
     "FLOAT64",
+    "TABLE_BITS",
     "Arithmetic",
     "Block",
     "Outer",

@@ -158,7 +158,8 @@ def _error(values: Sequence[float], block: Block, places: Sequence[int] | None) 
         terms[at] = FLOAT64.multiply(difference, difference)
     while len(terms) > 1:
         half = len(terms) // 2
-        terms = [FLOAT64.add(terms[i], terms[half + i]) for i in range(half)]
+        pairs = zip(terms[:half], terms[half:], strict=True)
+        terms = [FLOAT64.add(a, b) if b else a for a, b in pairs]
     return float(terms[0])
 
 

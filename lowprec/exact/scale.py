@@ -87,7 +87,7 @@ def outer_scales(
         largest = a.multiply(largest_value(quantizer), reach)
         return Outer(onto(a.divide(amax, largest), scale_format))
     spans = [bounds(block, fmt) for block in blocks]
-    widest = max((Fraction(a.subtract(high, low)) for low, high in spans), default=Fraction(0))
+    widest = max((a.subtract(high, low) for low, high in spans), default=Fraction(0))
     largest = a.multiply(fmt.element.max_exact - fmt.element.min_exact, reach)
     scale = onto(a.divide(widest, largest), scale_format)
     if fmt.offset is None:

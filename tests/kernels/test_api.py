@@ -9,10 +9,11 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lowprec import LowprecError, kernels, quantizer
+from lowprec.eval.hard_inputs import every_bfloat16, every_float16
 from lowprec.kernels import counter
 from lowprec.kernels.ops import Call, define
 from lowprec.spec import BlockFormat, Projection, Quantizer, load_format
-from tests.kernels.oracle import assert_same_bits, every_bfloat16, every_float16
+from tests.kernels.oracle import assert_same_bits
 from tests.kernels.test_block import TILES
 
 NAMES = ["float8_e4m3fn", "mxfp8_e4m3/floor", "nvfp4/amax", "int8/amax:channel", "nf4/amax:16"]

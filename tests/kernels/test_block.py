@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch import Tensor
 
 from lowprec import LowprecError, exact, kernels, quantizer
+from lowprec.eval import hard_inputs
+from lowprec.eval.conformance import expected, fake, quantizers, reaches_across, static_scale
 from lowprec.spec import (
     BlockFormat,
     CodebookFormat,
@@ -23,7 +23,6 @@ from lowprec.spec import (
     Quantizer,
     load_format,
 )
-from lowprec.spec.quantizer import RULES
 from tests import strategies
 from tests.kernels.oracle import BLOCKS, assert_same_bits
 
@@ -89,16 +88,6 @@ UNUSUAL = [
 ]  # fmt: skip
 
 
-def quantizers(fmt: BlockFormat) -> list[Quantizer]:
-    """Every rule that the format takes."""
-    found = []
-    for rule in RULES[1:]:
-        with suppress(ValidationError):
-            fixed = 0.37 if rule == "fixed" else None
-            found.append(Quantizer(format=fmt, rule=rule, fixed=fixed))
-    return found
-
-
 # One shipped format of every kind; the others are alike, and the slow tests have them all.
 USUAL = ("mxfp8_e4m3", "mxfp4", "mxint8", "nvfp4", "int8_channel", "float8_e4m3fn_tensor")
 QUANTIZERS = [q for fmt in (*map(load_format, USUAL), *UNUSUAL) for q in quantizers(fmt)]
@@ -112,75 +101,21 @@ NAMED = {"ids": lambda value: value.spell()}
 
 
 def breaking(width: int) -> Tensor:
-    """Rows of `width`: what float exponents, scales and ends get wrong."""
-    generator = torch.Generator().manual_seed(0)
-    normal = torch.randn(7, width, generator=generator)
-    powers = 2.0 ** torch.arange(-120, 121, 40)[:, None]
-    below = torch.full((7, width), 1.0).nextafter(torch.zeros(())) * powers
-    bits = torch.randint(-(1 << 31), 1 << 31, (4, width), generator=generator)
-    wild = bits.to(torch.int32).view(torch.float32)
-    spread = normal * 2.0 ** torch.randint(-149, 120, (7, width), generator=generator)
-    tiny = torch.randint(-9, 10, (3, width), generator=generator) * 2.0**-149
-    largest = [5.5, 6, 6.0000005, 7, 7.5, 448, 464, 480, 512, 57344, 1e38, 3e38]
-    ends = torch.tensor([largest]).T * normal[:1] / normal[:1].abs().max()
-    rows = [normal, below * normal.sign(), wild, spread, tiny, ends, torch.zeros(2, width)]
-    x = torch.cat(rows)
-    x[-1] = -0.0
-    special = normal[:3].clone()
-    special[0, 1], special[1, -1], special[2, 0] = math.nan, math.inf, -math.inf
-    return torch.cat([x, special])
-
-
-def static_scale(x: Tensor, q: Quantizer, axis: int = -1) -> Tensor | None:
-    """Outermost scales for the rule static, not all of them suitable."""
-    if q.rule != "static":
-        return None
-    fmt, shape = q.format, tuple(x.shape)
-    coarse = fmt.outer.block if fmt.outer else fmt.block
-    size = () if fmt.outer and coarse == "tensor" else fmt.scale_shape(shape, axis, coarse)
-    return torch.rand(size, generator=torch.Generator().manual_seed(5)) - 0.05
-
-
-def expected(x: Tensor, q: Quantizer, axis: int = -1) -> Tensor:
-    scale = static_scale(x, q, axis)
-    values = exact.fake_quantize(
-        x.flatten().tolist(), tuple(x.shape), q, axis,
-        scale=None if scale is None else scale.flatten().tolist(),
-        arithmetic=exact.FLOAT64 if x.dtype == torch.float64 else exact.FLOAT32,
-    )  # fmt: skip
-    return torch.tensor(values, dtype=x.dtype).view(x.shape)
-
-
-def fake(x: Tensor, q: Quantizer, axis: int = -1) -> Tensor:
-    return kernels.fake_quantize(x, q, axis, scale=static_scale(x, q, axis))
-
-
-def parts_of(x: Tensor, q: Quantizer) -> list[Tensor]:
-    """Rows that do not share a scale with a NaN, where a whole tensor has one."""
-    coarse = q.format.outer.block if q.format.outer else q.format.block
-    if coarse != "tensor":
-        return [x]
-    return [x[:7], x[7:14], x[18:25], x[25:28], x[28:40], x[40:42], x[42:], x[:0]]
+    return torch.cat(hard_inputs.breaking(width))
 
 
 @pytest.mark.parametrize("q", EVERY, **NAMED)
 def test_blocks_built_to_break(q: Quantizer) -> None:
-    width = 6 if isinstance(q.format.block, str) else min(q.format.block[-1] + 3, 35)
-    if q.format.outer and not isinstance(q.format.outer.block, str):
-        width = min(q.format.outer.block[0] + 3, 35)
-    for rows in parts_of(breaking(width), q):
+    groups = hard_inputs.breaking(hard_inputs.width_for(q.format, most=35))
+    groups = [*groups, groups[0][:0]] if reaches_across(q.format) else [torch.cat(groups)]
+    for rows in groups:
         assert_same_bits(fake(rows, q), expected(rows, q), rows)
 
 
 @pytest.mark.parametrize("q", [q for q in QUICK if q.format in UNUSUAL], **NAMED)
 def test_float64_blocks(q: Quantizer) -> None:
     """In steps of float64, with numbers that float32 cannot tell apart or hold."""
-    generator = torch.Generator().manual_seed(2)
-    x = torch.randn(6, 9, generator=generator, dtype=torch.float64)
-    x[1] *= 2.0 ** torch.randint(-300, 300, (9,), generator=generator)
-    x[2] = 1 + torch.arange(9) * 2.0**-50
-    x[3] *= 2.0**-1060
-    for rows in (x[:1], x[1:2], x[2:3], x[3:4], x[4:]):
+    for rows in hard_inputs.wide(9):
         assert_same_bits(fake(rows, q), expected(rows, q), rows)
 
 

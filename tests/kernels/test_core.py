@@ -10,12 +10,13 @@ from hypothesis import given
 from torch import Tensor
 
 from lowprec import LowprecError, kernels, quantizer
+from lowprec.eval import hard_inputs
+from lowprec.eval.conformance import dtype_for
 from lowprec.kernels import core, cpu
 from lowprec.kernels.ops import Call, define, define_in_parts
 from lowprec.spec import Format, Quantizer
 from tests import strategies
-from tests.kernels import oracle
-from tests.kernels.oracle import SCALARS, assert_same_bits, dtype_for
+from tests.kernels.oracle import SCALARS, assert_same_bits
 from tests.kernels.test_block import QUANTIZERS, breaking
 
 NAMED = {"ids": lambda value: value.name if isinstance(value, Format) else value.spell()}
@@ -46,16 +47,16 @@ def test_the_hot_cases_are_covered(name: str) -> None:
 @pytest.mark.parametrize("fmt", SCALARS, **NAMED)
 def test_casts(fmt: Format, saturation: str) -> None:
     if dtype_for(fmt) == torch.float32:
-        every = oracle.every_bfloat16()
-        edges = oracle.edges(fmt, torch.float32, most=2000)
-        x = torch.cat([every, edges, oracle.random_bits(20_000)])
+        every = hard_inputs.every_bfloat16()
+        edges = hard_inputs.edges(fmt, torch.float32, most=2000)
+        x = torch.cat([every, edges, hard_inputs.random_bits(20_000)])
         check(x, quantizer(f"{fmt.name}/cast/{saturation}"))
 
 
 @CORE
 @pytest.mark.parametrize("q", QUANTIZERS, **NAMED)
 def test_blocks(q: Quantizer) -> None:
-    bits = oracle.random_bits(3 * 4 * 50).view(3, 4, 50)
+    bits = hard_inputs.random_bits(3 * 4 * 50).view(3, 4, 50)
     normal = torch.randn(3, 4, 50, generator=torch.Generator().manual_seed(0))
     for x in (breaking(70), breaking(70)[:14], bits, normal, bits.nan_to_num(0.0)):
         for axis in range(-x.dim(), 0):

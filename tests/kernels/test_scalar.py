@@ -9,10 +9,11 @@ from torch import Tensor
 
 from lowprec import LowprecError, exact, kernels
 from lowprec import format as load_format
+from lowprec.eval.conformance import DETERMINISTIC, dtype_for, project
+from lowprec.eval.hard_inputs import edges, every_bfloat16, every_float16, random_bits
 from lowprec.spec import Format, IntFormat, Projection
 from tests import strategies
-from tests.kernels import oracle
-from tests.kernels.oracle import DETERMINISTIC, SCALARS, assert_same_bits, dtype_for
+from tests.kernels.oracle import SCALARS, assert_same_bits
 
 FAMILIES = [
     load_format(name)
@@ -32,12 +33,12 @@ NEAREST = Projection()
 def check(x: Tensor, fmt: Format, projection: Projection, random: int | None = None) -> None:
     bits = None if random is None else torch.full(x.shape, random)
     found = kernels.cast(x, fmt, projection.rounding, projection.saturation, projection.bits, bits)
-    assert_same_bits(found, oracle.project(x, fmt, projection, random), x)
+    assert_same_bits(found, project(x, fmt, projection, random), x)
 
 
 @pytest.mark.parametrize("fmt", EVERY, **NAMED)
 def test_nearest_even_of_every_bfloat16(fmt: Format) -> None:
-    x = oracle.every_bfloat16().to(dtype_for(fmt))
+    x = every_bfloat16().to(dtype_for(fmt))
     if fmt.bits > 10 and fmt.name not in COMMON:
         x = x[::16]  # the rest in the slow test: the oracle takes seconds for so many values
     check(x, fmt, NEAREST)
@@ -47,7 +48,7 @@ def test_nearest_even_of_every_bfloat16(fmt: Format) -> None:
 def test_every_projection_at_edges_and_random_bits(fmt: Format) -> None:
     dtype = dtype_for(fmt)
     most = 20 if fmt.bits <= 8 else 12
-    x = torch.cat([oracle.edges(fmt, dtype, most), oracle.random_bits(most, dtype)])
+    x = torch.cat([edges(fmt, dtype, most), random_bits(most, dtype)])
     for projection in DETERMINISTIC:
         check(x, fmt, projection)
 
@@ -57,17 +58,17 @@ def test_every_projection_at_edges_and_random_bits(fmt: Format) -> None:
 @pytest.mark.parametrize("fmt", EVERY, **NAMED)
 def test_every_projection_of_every_16_bit_float(fmt: Format, projection: Projection) -> None:
     dtype = dtype_for(fmt)
-    check(oracle.every_bfloat16().to(dtype), fmt, projection)
-    check(oracle.every_float16().to(dtype), fmt, projection)
-    check(oracle.random_bits(100_000, dtype, seed=1), fmt, projection)
-    check(oracle.edges(fmt, dtype, most=1 << 16), fmt, projection)
+    check(every_bfloat16().to(dtype), fmt, projection)
+    check(every_float16().to(dtype), fmt, projection)
+    check(random_bits(100_000, dtype, seed=1), fmt, projection)
+    check(edges(fmt, dtype, most=1 << 16), fmt, projection)
 
 
 @pytest.mark.parametrize("bits", [1, 32])
 @pytest.mark.parametrize("fmt", EVERY, **NAMED)
 def test_stochastic(fmt: Format, bits: int) -> None:
     dtype = dtype_for(fmt)
-    x = torch.cat([oracle.edges(fmt, dtype, most=12), oracle.random_bits(20, dtype)])
+    x = torch.cat([edges(fmt, dtype, most=12), random_bits(20, dtype)])
     for random in {0, 1, (1 << bits) // 3, (1 << bits) - 1}:
         saturation = "OvfInf" if random else "SatFinite"
         check(x, fmt, Projection(rounding="stochastic", saturation=saturation, bits=bits), random)
@@ -136,6 +137,6 @@ def test_stochastic_rounds_up_in_proportion() -> None:
 def test_any_format(fmt: Format) -> None:
     """Formats nobody has named: any precision, bias, specials, up to 16 bits; any codebook."""
     dtype = dtype_for(fmt)
-    x = torch.cat([oracle.edges(fmt, dtype, most=12), oracle.random_bits(20, dtype)])
+    x = torch.cat([edges(fmt, dtype, most=12), random_bits(20, dtype)])
     for projection in DETERMINISTIC:
         check(x, fmt, projection)
