@@ -12,7 +12,7 @@ from torch import Tensor
 from lowprec.errors import LowprecError
 from lowprec.kernels import scale as rules
 from lowprec.kernels.arith import product
-from lowprec.kernels.blocking import Sizes, largest, members, places, smallest, spread
+from lowprec.kernels.blocking import Layout, largest, members, places, smallest, spread
 from lowprec.kernels.element import Projector, projector
 from lowprec.kernels.scale import InnerRule, ScaleRule, rule_of
 from lowprec.kernels.word import FLOAT32, FLOAT64, Word, holds, word_of
@@ -61,47 +61,23 @@ class Scaled:
     shared: Shared
     values: Tensor
 
+    def flatten(self, axis: int) -> Scaled:
+        """Without the dimension `axis` that each block had for itself."""
 
-@dataclass(frozen=True)
-class Layout:
-    """The blocks of one tensor."""
+        def squeeze(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.squeeze(axis)
 
-    fmt: BlockFormat
-    shape: torch.Size
-    axis: int
-
-    @property
-    def sizes(self) -> Sizes:
-        return self.fmt.block_sizes(tuple(self.shape), self.axis)
-
-    @property
-    def blocks(self) -> torch.Size:
-        return torch.Size(self.fmt.scale_shape(tuple(self.shape), self.axis))
-
-    def inner_sizes(self, level: int) -> Sizes:
-        return self.fmt.block_sizes(tuple(self.shape), self.axis, self.fmt.inner[level].block)
-
-    @property
-    def outer_sizes(self) -> Sizes:
-        """Blocks of an outer block along every dimension of the tensor of blocks."""
-        assert self.fmt.outer is not None
-        block = self.fmt.outer.block
-        if not isinstance(block, str):
-            block = (int(block[0]) // int(self.fmt.block[0]),)
-        return self.fmt.block_sizes(tuple(self.blocks), self.axis, block)
-
-    def over_outer(self, x: Tensor) -> Tensor:
-        """The largest of each outer block, of a tensor of blocks; of rank 0 for the tensor."""
-        x = largest(x, self.outer_sizes)
-        return x.view(()) if self.is_whole else x
-
-    def at_blocks(self, x: Tensor) -> Tensor:
-        """What each outer block has, at all its blocks."""
-        return x.expand(self.blocks) if self.is_whole else spread(x, self.outer_sizes, self.blocks)
-
-    @property
-    def is_whole(self) -> bool:
-        return self.fmt.outer is not None and self.fmt.outer.block == "tensor"
+        old = self.shared
+        shared = Shared(
+            old.scale.squeeze(axis),
+            old.outer,
+            offset=squeeze(old.offset),
+            outer_offset=old.outer_offset,
+            outlier=squeeze(old.outlier),
+        )
+        parts = (x.flatten(axis - 1, axis) for x in (self.units, self.elements, self.values))
+        units, elements, values = parts
+        return Scaled(units, elements, shared, values)
 
 
 @lru_cache(maxsize=1024)
@@ -138,10 +114,28 @@ def scaled(
     """
     fmt = quantizer.format
     assert isinstance(fmt, BlockFormat)
-    word = word_of(x.dtype)
-    numbers, layout = numbers or numbers_of(quantizer, word), Layout(fmt, x.shape, axis)
+    numbers, layout = numbers or numbers_of(quantizer, word_of(x.dtype)), Layout(fmt, x.shape, axis)
     if not x.numel():
         return _empty(x, layout, numbers)
+    if given is None and layout.is_cut_evenly:
+        # Blocks as a dimension of their own: what they share need not be spread out in memory.
+        axis, size = layout.axis, int(fmt.block[0])
+        x = x.unflatten(axis, (-1, size))
+        random = None if random is None else random.unflatten(axis, (-1, size))
+        found = _scaled(x, quantizer, Layout(fmt, x.shape, axis, cut=True), random, None, numbers)
+        return found.flatten(axis)
+    return _scaled(x, quantizer, layout, random, given, numbers)
+
+
+def _scaled(
+    x: Tensor,
+    quantizer: Quantizer,
+    layout: Layout,
+    random: Tensor | None,
+    given: Tensor | None,
+    numbers: BlockNumbers,
+) -> Scaled:
+    word = numbers.rule.word
     pattern = x.view(word.int_dtype) & word.magnitude
     amax = largest(pattern, layout.sizes)
     low, high = _bounds(x, layout, numbers.has_signed_offset)
@@ -317,9 +311,7 @@ def _finer(
     return Shared(shared.scale, shared.outer, tuple(inner), offset, shared.outer_offset, outlier)
 
 
-def _offset(
-    low: Tensor, whole: Tensor, shared: Shared, layout: Layout, lowest: float
-) -> Tensor:
+def _offset(low: Tensor, whole: Tensor, shared: Shared, layout: Layout, lowest: float) -> Tensor:
     """What z or o is the projection of."""
     fmt = layout.fmt
     if fmt.zero_point is not None:

@@ -7,12 +7,14 @@ per block and one per tensor is compiled for itself.
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields, is_dataclass, replace
 from functools import cache, lru_cache
 from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._triton import has_triton
 
 from lowprec.kernels.arith import is_float32
 from lowprec.kernels.block import BlockNumbers, numbers_of, scaled
@@ -36,24 +38,32 @@ TABLES = ("thresholds", "answers")
 T = TypeVar("T")
 
 
+@cache
+def serves(device: torch.device) -> bool:
+    """Whether tensors of the device are computed here rather than operation by operation.
+    LOWPREC_BACKEND=torch forces the latter; both give the same bits."""
+    if device.type in ("cpu", "meta") or os.environ.get("LOWPREC_BACKEND") == "torch":
+        return False
+    return has_triton()
+
+
 def define(
-    x: Tensor, quantizer: Quantizer, axis: int, random: Tensor | None, scale: Tensor | None
+    x: Tensor,
+    quantizer: Quantizer,
+    axis: int,
+    random: Tensor | None,
+    scale: Tensor | None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """`ops.define`, compiled. `x` has elements."""
-    word = word_of(x.dtype)
-    with torch._dynamo.config.patch(recompile_limit=STRUCTURES):
-        if not isinstance(quantizer.format, BlockFormat):
-            cast_to = _projector_on(quantizer, word, x.device)
-            return _function()(x, quantizer=None, axis=axis, random=random, scale=None, by=cast_to)
-        if not _is_plain(quantizer):
-            numbers = _numbers_on(quantizer, word, x.device)
-            return _function()(
-                x, quantizer=quantizer, axis=axis, random=random, scale=scale, by=numbers
-            )
-        numbers = _numbers_on(quantizer, word, x.device)
-        return _function()(
-            x, quantizer=_structure(quantizer), axis=axis, random=random, scale=None, by=numbers
-        )
+    """`ops.define`, compiled, into `out` if given. `x` has elements."""
+    word, by, structure = word_of(x.dtype), None, None
+    if isinstance(quantizer.format, BlockFormat):
+        by = _numbers_on(quantizer, word, x.device)
+        structure = _structure(quantizer) if _is_plain(quantizer) else quantizer
+    else:
+        by = _projector_on(quantizer, word, x.device)
+    with torch._dynamo.config.patch(recompile_limit=STRUCTURES, specialize_int=True):
+        return _function()(x, structure, axis, random, scale, by, out)
 
 
 def _define(
@@ -63,12 +73,15 @@ def _define(
     random: Tensor | None,
     scale: Tensor | None,
     by: BlockNumbers | Projector,
+    out: Tensor | None,
 ) -> Tensor:
     wide = x.to(word_of(x.dtype).dtype)
     if isinstance(by, Projector):
-        return by(wide, random).to(x.dtype)
-    assert quantizer is not None
-    return scaled(wide, quantizer, axis, random, scale, by).values.to(x.dtype)
+        y = by(wide, random)
+    else:
+        assert quantizer is not None
+        y = scaled(wide, quantizer, axis, random, scale, by).values
+    return y.to(x.dtype) if out is None else out.copy_(y)
 
 
 @cache
@@ -115,6 +128,7 @@ def _as_tensors(value: T, word: Word, device: torch.device, name: str = "") -> T
     if isinstance(value, Word | bool) or name in STRUCTURAL:
         return value
     if is_dataclass(value):
+        word = getattr(value, "word", word)
         parts = {f.name: getattr(value, f.name) for f in fields(value)}
         parts = {key: _as_tensors(part, word, device, key) for key, part in parts.items()}
         return replace(value, **parts)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lowprec.errors import LowprecError, unknown
-from lowprec.kernels import counter, cpu
+from lowprec.kernels import compiled, counter, cpu
 from lowprec.kernels.block import scaled
 from lowprec.kernels.element import projector
 from lowprec.kernels.word import require, word_of
@@ -129,6 +129,8 @@ def compute(x: Tensor, c: Call, out: Tensor | None = None) -> Tensor:
         y = _by_core(x, c, out)
         if y is not None:
             return y
+    if x.numel() and compiled.serves(x.device):
+        return compiled.define(x, c.quantizer, c.axis, c.bits_for(x), c.scale, out)
     y = define_in_parts(x, c)
     return y if out is None else out.copy_(y)
 
