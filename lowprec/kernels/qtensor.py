@@ -10,13 +10,13 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels.block import (
-    Layout,
     Shared,
     outlier_mask,
     scaled,
     values_of,
     whole_and_shift,
 )
+from lowprec.kernels.blocking import Layout
 from lowprec.kernels.codec import check_codes, codes_of, store_codes
 from lowprec.kernels.codec import values_of as values_of_codes
 from lowprec.kernels.element import projector
