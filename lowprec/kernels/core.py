@@ -13,7 +13,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from ctypes import c_float, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -27,7 +27,6 @@ from lowprec.spec.load import cache_dir
 SOURCES = sorted(Path(__file__).parent.glob("core*.[ch]"))
 FLAGS = ("-O3", "-std=gnu11", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-w")
 Pair = c_int32 * 2
-Seed = c_uint32 * 2
 
 
 class CGrid(ctypes.Structure):
@@ -47,6 +46,7 @@ class CGrid(ctypes.Structure):
         ("random", c_uint32),
         ("per_quantum", c_float),
         ("quantum", c_float),
+        ("nothing", c_float),
     ]
 
 
@@ -59,17 +59,14 @@ class CRule(ctypes.Structure):
         ("emax", c_int32),
         ("lowest", c_int32),
         ("highest", c_int32),
-        ("has_tensor_scale", c_int32),
-        ("tensor_scale", c_float),
+        ("has_outer", c_int32),
         ("onto", CGrid),
     ]
 
 
 class CCode(ctypes.Structure):
     _fields_ = [
-        ("fixed", c_int32),
-        ("shift", c_int32),
-        ("first", c_int32),
+        ("mask", c_int32),
         ("negates", c_int32),
         ("sign", c_int32),
         ("infinity", c_int32),
@@ -84,11 +81,12 @@ class Job(ctypes.Structure):
         ("codes", c_void_p),
         ("scales", c_void_p),
         ("first", c_int64),
-        ("seed", Seed),
+        ("seed", c_uint64),
+        ("outer", c_float),
         ("streams", c_int32),
-        ("onto", ctypes.POINTER(CGrid)),
-        ("scale", ctypes.POINTER(CRule)),
-        ("code", ctypes.POINTER(CCode)),
+        ("onto", c_void_p),
+        ("scale", c_void_p),
+        ("code", c_void_p),
     ]
 
 
@@ -105,7 +103,7 @@ _FUNCTIONS = {
         [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32],
         None,
     ),
-    "lp_pack": ([c_void_p, c_void_p, c_int64, c_int32], None),
+    "lp_pack": ([c_void_p, c_void_p, c_int64, c_int32], c_int32),
     "lp_unpack": ([c_void_p, c_void_p, c_int64, c_int32], None),
     "lp_huge": ([c_void_p, c_int64], None),
 }
@@ -207,7 +205,7 @@ def _self_test(library: ctypes.CDLL) -> None:
     given = [1.125, 1.375, 2.0**-17, 3 * 2.0**-17, float("nan"), -0.0, -1e6]
     wanted = [0x3F800000, 0x3FC00000, 0, 0x38000000, 0x7FC00000, 0x80000000, 0xC7600000]
     _check(_cast(library, given, e5m2), wanted)
-    code = CCode(113 << 23, 21, 113 << 2, 0, 0x80, 0x7C, 0x7E)
+    code = CCode(0xFF, 0, 0x80, 0x7C, 0x7E)
     codes = _cast(library, given, e5m2, code)
     _check(codes, [0x3C, 0x3E, 0, 2, 0x7E, 0x80, 0xFB])
     packed = torch.zeros(7, dtype=torch.uint8)
@@ -225,11 +223,11 @@ def _cast(
 ) -> torch.Tensor:
     x, n = torch.tensor(given), len(given)
     y = torch.empty(n) if code is None else torch.empty(n, dtype=torch.uint8)
-    job = Job(x.data_ptr(), onto=ctypes.pointer(grid))
+    job = Job(x.data_ptr(), onto=ctypes.addressof(grid))
     if code is None:
         job.y = y.data_ptr()
     else:
-        job.codes, job.code = y.data_ptr(), ctypes.pointer(code)
+        job.codes, job.code = y.data_ptr(), ctypes.addressof(code)
     library.lp_cast(job, n)
     return y.view(torch.int32) if code is None else y
 

@@ -7,7 +7,8 @@ typedef struct {
   uint8_t *codes;  /* code points, or null */
   float *scales;   /* the blocks' s, or null */
   int64_t first;   /* the index of x[0] in the whole tensor, by which random bits are counted */
-  uint32_t seed[2];
+  uint64_t seed;
+  float outer;     /* t, of a rule that has one */
   int32_t streams; /* y is large, apart from x, and all its vectors are aligned */
   const grid *onto;
   const rule *scale; /* of blocks */
@@ -21,30 +22,36 @@ typedef struct { int kind, sink, scaled, inverse; } how;
 /* What changes on the way: the keys of random bits, and where codes stand for NaN. */
 typedef struct { counter random; vi nans; } state;
 
-INLINE vi is_nan(vf x) { return ((vi)x & MAGNITUDE) > INFINITE; }
-
-INLINE void put(const job *j, const grid *g, state *z, how h, int64_t at, int64_t lanes, vf x, vf s, vf by) {
-  vf e = h.scaled ? h.inverse ? x * by : x / by : x;
-  vf y = project(e, g, h.kind, &z->random, (uint64_t)(j->first + at));
-  int forgets_nan = h.kind == MIRRORED || h.kind == SATURATES;
-  if (forgets_nan && (h.sink == CODES || !h.scaled)) y = (vf)either(is_nan(e), alli(NOT_A_NUMBER), (vi)y);
+/* Where `scaled`, only the scale can be NaN. */
+INLINE void put(const job *j, const grid *g, const code *c, state *z, how h, int64_t at, int64_t lanes, vf x,
+                vf s, vf by) {
+  const vf e = h.scaled ? h.inverse ? x * by : x / by : x;
+  const uint64_t index = (uint64_t)(j->first + at);
   if (h.sink == CODES) {
-    z->nans |= is_nan(y);
-    store_bytes(j->codes + at, code_of(y, j->code), lanes);
+    const vi nan = is_nan(h.scaled ? s : x);
+    vi k = h.kind == MIRRORED || h.kind == SATURATES ? saturated_code((vi)e, g, c, h.kind == MIRRORED)
+                                                     : code_of(project(e, g, h.kind, &z->random, index), g, c);
+    z->nans |= nan;
+    store_bytes(j->codes + at, either(nan, alli(c->nan), k), lanes);
     return;
   }
+  vf y = project(e, g, h.kind, &z->random, index);
   if (h.scaled) y = y * s;
+  else if (h.kind != ANY) y = (vf)either(is_nan(x), alli(NOT_A_NUMBER), (vi)y);
   if (h.sink == STREAMED && lanes >= LANES) stream(j->y + at, y);
   else store_part(j->y + at, y, lanes);
 }
 
-INLINE void span(const job *pj, state *z, how h, int64_t at, int64_t n, vf s, vf by) {
-  const job job_ = *pj, *j = &job_;
-  const grid g = *j->onto;
-  const float *x = j->x + at;
+INLINE void span(const job *pj, state *pz, how h, int64_t at, int64_t n, vf s, vf by) {
+  const job j = *pj; /* all in registers, which no store can change */
+  const grid g = *j.onto;
+  const code c = h.sink == CODES ? *j.code : (code){0};
+  state z = *pz;
+  const float *x = j.x + at;
   int64_t i = 0;
-  for (; i + LANES <= n; i += LANES) put(j, &g, z, h, at + i, LANES, load(x + i), s, by);
-  if (i < n) put(j, &g, z, h, at + i, n - i, load_part(x + i, n - i), s, by);
+  for (; i + LANES <= n; i += LANES) put(&j, &g, &c, &z, h, at + i, LANES, load(x + i), s, by);
+  if (i < n) put(&j, &g, &c, &z, h, at + i, n - i, load_part(x + i, n - i), s, by);
+  *pz = z;
 }
 
 INLINE vi largest_of(const float *x, int64_t n) {
@@ -74,7 +81,7 @@ INLINE how how_of(const job *j) {
   }
 
 INLINE state begun(const job *j) {
-  state z = {{{j->seed[0], j->seed[1]}, 0, {0, 0}}, alli(0)};
+  state z = {{{(uint32_t)j->seed, (uint32_t)(j->seed >> 32)}, 0, {0, 0}}, alli(0)};
   set_keys(&z.random, (uint64_t)j->first >> 32);
   return z;
 }
@@ -108,12 +115,12 @@ int32_t lp_largest(const float *x, int64_t n) {
 }
 
 /* S of a block: also how a tensor scale comes about, by a rule of its own. */
-float lp_scale(int32_t amax, const rule *r) { return scales_of(alli(amax), r).whole[0]; }
+float lp_scale(int32_t amax, const rule *r) { return scales_of(alli(amax), r, 1).whole[0]; }
 
 /* n elements of a block whose largest magnitude is known. */
 int32_t lp_apply(const job *j, int64_t n, int32_t amax) {
   state z = begun(j);
-  scales s = scales_of(alli(amax), j->scale);
+  scales s = scales_of(alli(amax), j->scale, j->outer);
   if (j->scales) j->scales[0] = s.own[0];
   line(j, &z, 0, n, &s);
   return ended(j, &z);
@@ -123,12 +130,14 @@ int32_t lp_apply(const job *j, int64_t n, int32_t amax) {
 enum { STRIP = 2048, LONG = 512 };
 
 /* n blocks (a multiple of LANES) of v vectors, the first one of number `block`. */
-INLINE void strip(const job *pj, state *z, how h, int64_t at, int64_t block, int64_t n, int64_t v) {
-  const job job_ = *pj, *j = &job_;
-  const grid g = *j->onto;
-  const rule r = *j->scale;
+INLINE void strip(const job *pj, state *pz, how h, int64_t at, int64_t block, int64_t n, int64_t v) {
+  const job j = *pj; /* all in registers, which no store can change */
+  const grid g = *j.onto;
+  const code c = h.sink == CODES ? *j.code : (code){0};
+  state z = *pz;
+  const rule r = *j.scale;
   float s[STRIP / LANES], by[STRIP / LANES];
-  const float *x = j->x + at;
+  const float *x = j.x + at;
   for (int64_t i = 0; i < n; i += LANES) {
     vi p[LANES];
     for (int k = 0; k < LANES; k++) {
@@ -136,33 +145,36 @@ INLINE void strip(const job *pj, state *z, how h, int64_t at, int64_t block, int
       p[k] = (vi)load(from) & MAGNITUDE;
       for (int64_t l = 1; l < v; l++) p[k] = larger(p[k], (vi)load(from + l * LANES) & MAGNITUDE);
     }
-    scales found = scales_of(largest_lanes(p), &r);
+    scales found = scales_of(largest_lanes(p), &r, j.outer);
     store(s + i, found.whole);
     store(by + i, found.by);
-    if (j->scales) store(j->scales + block + i, found.own);
+    if (j.scales) store(j.scales + block + i, found.own);
   }
   for (int64_t i = 0; i < n; i++, at += v * LANES) {
     const vf whole = all(s[i]), divisor = all(by[i]);
     for (int64_t l = 0; l < v; l++) {
-      if (l % 2 == 0) __builtin_prefetch(j->x + at + l * LANES + STRIP);
-      put(j, &g, z, h, at + l * LANES, LANES, load(j->x + at + l * LANES), whole, divisor);
+      if (l % 2 == 0) __builtin_prefetch(j.x + at + l * LANES + STRIP);
+      put(&j, &g, &c, &z, h, at + l * LANES, LANES, load(j.x + at + l * LANES), whole, divisor);
     }
   }
+  *pz = z;
 }
 
 /* Constants for values of the usual formats in blocks of the usual lengths. */
 #define USUAL(kind_)                                                                  \
-  if (a.inverse && v == 4) strip(j, z, (how){kind_, a.sink, 1, 1}, at, block, n, 4);  \
-  else if (a.inverse) strip(j, z, (how){kind_, a.sink, 1, 1}, at, block, n, v);       \
-  else if (v == 2) strip(j, z, (how){kind_, a.sink, 1, 0}, at, block, n, 2);          \
-  else strip(j, z, (how){kind_, a.sink, 1, 0}, at, block, n, v);
+  if (a.inverse && v == 4) strip(j, z, (how){kind_, to, 1, 1}, at, block, n, 4);  \
+  else if (a.inverse) strip(j, z, (how){kind_, to, 1, 1}, at, block, n, v);       \
+  else if (v == 2) strip(j, z, (how){kind_, to, 1, 0}, at, block, n, 2);          \
+  else strip(j, z, (how){kind_, to, 1, 0}, at, block, n, v);
 
 static void strips(const job *j, state *z, int64_t at, int64_t block, int64_t n, int64_t v) {
   const how a = how_of(j);
+  const int to = a.sink == STREAMED ? STREAMED : VALUES;
   if (a.sink == CODES) WITH_KIND(strip(j, z, h, at, block, n, v))
   else if (a.kind == MIRRORED) { USUAL(MIRRORED) }
   else if (a.kind == SATURATES) { USUAL(SATURATES) }
-  else strip(j, z, a, at, block, n, v);
+  else if (a.kind == STOCHASTIC) { USUAL(STOCHASTIC) }
+  else strip(j, z, (how){ANY, to, 1, a.inverse}, at, block, n, v);
 }
 
 /* Blocks of b along the k contiguous elements of every row, the last one of a row ragged. */
@@ -178,7 +190,7 @@ int32_t lp_rows(const job *j, int64_t rows, int64_t k, int64_t b) {
     }
     for (; at < end; block++) {
       const int64_t n = end - at < b ? end - at : b;
-      scales s = scales_of(alli(largest_lane(largest_of(j->x + at, n))), j->scale);
+      scales s = scales_of(alli(largest_lane(largest_of(j->x + at, n))), j->scale, j->outer);
       if (j->scales) j->scales[block] = s.own[0];
       line(j, &z, at, n, &s);
       at += n;
@@ -188,39 +200,44 @@ int32_t lp_rows(const job *j, int64_t rows, int64_t k, int64_t b) {
 }
 
 /* Columns side by side: as many as make long runs of memory, or as few as can be kept. */
-enum { COLUMNS = 4096, KEPT_COLUMNS = 512, KEPT = 1 << 14 };
+enum { COLUMNS = 4096, KEPT_COLUMNS = 1024, KEPT = 1 << 15, EARLY = 8 };
 
 /* One block in each of n columns, whose rows lie `inner` apart. Kept elements are read once: rows a
  * power of two apart would drive each other out of the cache. */
-INLINE void tile(const job *pj, state *z, how h, int64_t at, int64_t block, int64_t rows, int64_t inner,
+INLINE void tile(const job *pj, state *pz, how h, int64_t at, int64_t block, int64_t rows, int64_t inner,
                  int64_t n, int keeps) {
-  const job job_ = *pj, *j = &job_;
-  const grid g = *j->onto;
-  const rule r = *j->scale;
-  const float *x = j->x + at;
+  const job j = *pj; /* all in registers, which no store can change */
+  const grid g = *j.onto;
+  const code c = h.sink == CODES ? *j.code : (code){0};
+  state z = *pz;
+  const rule r = *j.scale;
+  const float *x = j.x + at;
   const int64_t pitch = (n + LANES - 1) / LANES * LANES;
   float kept[KEPT], s[COLUMNS], by[COLUMNS];
   vi amax[COLUMNS / LANES];
   memset(amax, 0, sizeof(float) * (size_t)pitch);
   for (int64_t i = 0; i < rows; i++)
     for (int64_t l = 0; l < n; l += LANES) {
-      const vf v = load_part(x + i * inner + l, n - l);
+      const float *from = x + i * inner + l;
+      if (l % (2 * LANES) == 0) __builtin_prefetch(from + EARLY * inner);
+      const vf v = l + LANES <= n ? load(from) : load_part(from, n - l);
       if (keeps) store(kept + i * pitch + l, v);
       amax[l / LANES] = larger(amax[l / LANES], (vi)v & MAGNITUDE);
     }
   for (int64_t l = 0; l < n; l += LANES) {
-    const scales found = scales_of(amax[l / LANES], &r);
+    const scales found = scales_of(amax[l / LANES], &r, j.outer);
     store(s + l, found.whole);
     store(by + l, found.by);
-    if (j->scales) store_part(j->scales + block + l, found.own, n - l);
+    if (j.scales) store_part(j.scales + block + l, found.own, n - l);
   }
   for (int64_t i = 0; i < rows; i++)
     for (int64_t l = 0; l < n; l += LANES) {
       const float *from = x + i * inner + l;
-      if (keeps && l % (2 * LANES) == 0) __builtin_prefetch(from + n);
-      put(j, &g, z, h, at + i * inner + l, n - l, keeps ? load(kept + i * pitch + l) : load_part(from, n - l),
-          load(s + l), load(by + l));
+      if (keeps && i < EARLY && l % (2 * LANES) == 0) __builtin_prefetch(from + n);
+      const vf v = keeps ? load(kept + i * pitch + l) : l + LANES <= n ? load(from) : load_part(from, n - l);
+      put(&j, &g, &c, &z, h, at + i * inner + l, n - l, v, load(s + l), load(by + l));
     }
+  *pz = z;
 }
 
 static void any_tile(const job *j, state *z, int64_t at, int64_t block, int64_t rows, int64_t inner, int64_t n) {

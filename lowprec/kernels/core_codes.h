@@ -1,33 +1,49 @@
 /* Code points: of projected elements, and back, and packed. */
 
-/* Of a format of up to 8 bits; see codec.py. Magnitude codes grow with the magnitudes' patterns,
- * once one binade is added to normal numbers and the smallest normal number to the others. */
+/* Of a format of up to 8 bits; see codec.py. */
 typedef struct {
-  int32_t fixed, shift, first; /* as in grid; what stands in place of code 0 */
-  int32_t negates;             /* two's complement */
+  int32_t mask, negates;       /* all bits; two's complement */
   int32_t sign, infinity, nan; /* the sign bit; codes of +Inf and NaN */
 } code;
 
-INLINE vi code_of(vf e, const code *c) {
-  vi b = (vi)e, m = b & MAGNITUDE, minus = b >> 31;
-  vi low = (vi)((vf)m + (vf)alli(c->fixed));
-  vi k = (either(m < c->fixed, low, m + (1 << 23)) >> c->shift) - c->first;
-  k = either(m == INFINITE, alli(c->infinity), k);
-  k = c->negates ? (k ^ minus) - minus : k | (minus & c->sign);
-  return either(m > INFINITE, alli(c->nan), k);
+/* The code of a magnitude's code k. */
+INLINE vi with_sign(vi k, vi x, const code *c, int has_minus_zero) {
+  vi minus = x >> 31;
+  if (c->negates) return ((k ^ minus) - minus) & c->mask;
+  return k | (minus & (has_minus_zero ? alli(c->sign) : (k > 0) & c->sign));
 }
 
-/* Values of n codes, times their S, which `step` apart follow each other (0: the same for all). */
-INLINE void decode(const uint8_t *codes, float *y, int64_t n, const float *table, const float *s, int64_t step,
+/* Of a value. Magnitude codes grow with the magnitudes' patterns, once one binade is added to
+ * normal numbers and the smallest normal number to the others. */
+INLINE vi code_of(vf e, const grid *g, const code *c) {
+  vi b = (vi)e, m = b & MAGNITUDE;
+  vi low = (vi)((vf)m + (vf)alli(g->fixed));
+  vi k = (either(m < g->fixed, low, m + (1 << 23)) >> g->shift) - (g->fixed >> g->shift);
+  k = either(m == INFINITE, alli(c->infinity), k);
+  return either(m > INFINITE, alli(c->nan), with_sign(k, b, c, 1));
+}
+
+/* Of what `saturated` gives: the significand, in units of its last place, appears in the sum. */
+INLINE vi saturated_code(vi x, const grid *g, const code *c, int mirrored) {
+  vi m = clamped(x, g, mirrored), exponent = binade(m, g), power = exponent + (g->shift << 23);
+  vi k = (vi)((vf)m + (vf)power) - power + ((exponent - g->fixed) >> g->shift);
+  return with_sign(k, x, c, mirrored);
+}
+
+/* Values of n codes, each times its own S or all times the first. */
+INLINE void decode(const uint8_t *codes, float *y, int64_t n, const float *table, const float *s, int own,
                    int streams) {
-  for (int64_t i = 0; i < n; i += LANES) {
-    uint8_t c[LANES] = {0};
-    memcpy(c, codes + i, n - i < LANES ? (size_t)(n - i) : LANES);
-    vf v = {table[c[0]], table[c[1]], table[c[2]], table[c[3]], table[c[4]], table[c[5]], table[c[6]], table[c[7]]};
-    v = v * (step ? load_part(s + i, n - i) : all(s[0]));
-    if (streams && n - i >= LANES) stream(y + i, v);
-    else store_part(y + i, v, n - i);
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    uint64_t c;
+    memcpy(&c, codes + i, 8);
+    const vf v = {table[c & 255], table[c >> 8 & 255], table[c >> 16 & 255], table[c >> 24 & 255],
+                  table[c >> 32 & 255], table[c >> 40 & 255], table[c >> 48 & 255], table[c >> 56]};
+    const vf value = v * (own ? load(s + i) : all(s[0]));
+    if (streams) stream(y + i, value);
+    else store(y + i, value);
   }
+  for (; i < n; i++) y[i] = table[codes[i]] * s[own ? i : 0];
 }
 
 /* Blocks of b along the k elements that lie `inner` apart, for `outer` slabs; `table` of 256. */
@@ -66,26 +82,35 @@ INLINE v64 part(v64 v, int b) {
   return (v & EACH(one)) | ((v & EACH(one << b)) << (8 - b));
 }
 
-void lp_pack(const uint8_t *codes, uint8_t *bytes, int64_t n, int32_t b) {
-  for (int64_t i = 0; i < n; i += AT_ONCE) {
+/* Nonzero where a code has more bits. */
+int32_t lp_pack(const uint8_t *codes, uint8_t *bytes, int64_t n, int32_t b) {
+  v64 beyond = {0};
+  for (int64_t i = 0; i < n; i += AT_ONCE, bytes += EIGHTS * b) {
     v64 v = {0};
-    const int64_t count = n - i < AT_ONCE ? n - i : AT_ONCE;
-    memcpy(&v, codes + i, (size_t)count);
-    v = join(v, b);
     uint8_t eights[EIGHTS * 8 + 8];
-    for (int e = 0; e < EIGHTS; e++) { const uint64_t w = v[e]; memcpy(eights + e * b, &w, 8); }
-    memcpy(bytes + i / 8 * b, eights, (size_t)((count * b + 7) / 8));
+    const int whole = n - i >= AT_ONCE + 64; /* then eight bytes more are its own */
+    uint8_t *to = whole ? bytes : eights;
+    if (whole) memcpy(&v, codes + i, AT_ONCE);
+    else memcpy(&v, codes + i, (size_t)(n - i < AT_ONCE ? n - i : AT_ONCE));
+    beyond |= v;
+    v = join(v, b);
+    for (int e = 0; e < EIGHTS; e++) { const uint64_t w = v[e]; memcpy(to + e * b, &w, 8); }
+    if (!whole) memcpy(bytes, eights, (size_t)(((n - i < AT_ONCE ? n - i : AT_ONCE) * b + 7) / 8));
   }
+  const uint64_t all_codes = beyond[0] | beyond[1] | beyond[2] | beyond[3];
+  return (all_codes & (0x0101010101010101u * (255u >> b << b))) != 0;
 }
 
 void lp_unpack(const uint8_t *bytes, uint8_t *codes, int64_t n, int32_t b) {
-  for (int64_t i = 0; i < n; i += AT_ONCE) {
-    const int64_t count = n - i < AT_ONCE ? n - i : AT_ONCE;
-    uint8_t eights[EIGHTS * 8 + 8] = {0};
-    memcpy(eights, bytes + i / 8 * b, (size_t)((count * b + 7) / 8));
+  for (int64_t i = 0; i < n; i += AT_ONCE, bytes += EIGHTS * b) {
     v64 v;
-    for (int e = 0; e < EIGHTS; e++) { uint64_t w; memcpy(&w, eights + e * b, 8); v[e] = w; }
+    uint8_t eights[EIGHTS * 8 + 8] = {0};
+    const int whole = n - i >= AT_ONCE + 64;
+    const uint8_t *from = whole ? bytes : eights;
+    if (!whole) memcpy(eights, bytes, (size_t)(((n - i < AT_ONCE ? n - i : AT_ONCE) * b + 7) / 8));
+    for (int e = 0; e < EIGHTS; e++) { uint64_t w; memcpy(&w, from + e * b, 8); v[e] = w; }
     v = part(v, b);
-    memcpy(codes + i, &v, (size_t)count);
+    if (whole) memcpy(codes + i, &v, AT_ONCE);
+    else memcpy(codes + i, &v, (size_t)(n - i < AT_ONCE ? n - i : AT_ONCE));
   }
 }

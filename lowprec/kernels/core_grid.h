@@ -4,6 +4,8 @@
 #define INFINITE 0x7f800000
 #define NOT_A_NUMBER 0x7fc00000
 
+INLINE vi is_nan(vf x) { return ((vi)x & MAGNITUDE) > INFINITE; }
+
 /* Pairs are for positive and negative numbers. */
 typedef struct {
   float magic;            /* 2^(quantum + 23) */
@@ -16,15 +18,17 @@ typedef struct {
   /* Of stochastic rounding, else 0: the random bits that count, as the upper ones of a word. */
   uint32_t random;
   float per_quantum, quantum; /* 2^-quantum, 2^quantum */
+  float nothing; /* added to a result: -0, or 0 where there is no -0 */
 } grid;
 
 /* Random bits by counter; see counter.py. */
 typedef struct { uint32_t seed[2], high, keys[2]; } counter;
 
 INLINE uint32_t mix(uint32_t h) {
-  h ^= h >> 16; h *= 0x7feb352du;
-  h ^= h >> 15; h *= 0x846ca68bu;
-  return h ^ h >> 16;
+  h ^= h >> 17; h *= 0xed5ad4bbu;
+  h ^= h >> 11; h *= 0xac4c1b51u;
+  h ^= h >> 15; h *= 0x31848babu;
+  return h ^ h >> 14;
 }
 
 INLINE void set_keys(counter *c, uint32_t high) {
@@ -44,15 +48,17 @@ INLINE vu words(counter *c, uint64_t at) {
       if (low[i] < low[0]) { k0[i] = c->keys[0]; k1[i] = c->keys[1]; }
   }
   vu h = low ^ k0;
-  h ^= h >> 16; h *= 0x7feb352du;
-  h ^= h >> 15; h += k1; h *= 0x846ca68bu;
-  return h ^ h >> 16;
+  h ^= h >> 17; h *= 0xed5ad4bbu;
+  h ^= h >> 11; h += k1; h *= 0xac4c1b51u;
+  h ^= h >> 15; h *= 0x31848babu;
+  return h ^ h >> 14;
 }
 
+/* The usual: saturating, to nearest even or by random bits; the fastest where signs are alike. */
 enum { ANY, SATURATES, MIRRORED, STOCHASTIC };
 
 INLINE int kind_of(const grid *g) {
-  return g->random ? STOCHASTIC : g->mirrored ? MIRRORED : g->saturates ? SATURATES : ANY;
+  return !g->saturates ? ANY : g->random ? STOCHASTIC : g->mirrored ? MIRRORED : SATURATES;
 }
 
 /* To nearest even: a magnitude below `fixed` by the addition of a power of two whose unit in the
@@ -87,22 +93,29 @@ INLINE vf finished(vi r, vi x, const grid *g) {
   return (vf)either(m > INFINITE, alli(NOT_A_NUMBER), y);
 }
 
-/* To nearest even where g->saturates: the power of two to add follows from the exponent. NaN
- * becomes a bound. */
-INLINE vf saturated(vi x, const grid *g, int mirrored) {
+INLINE vi clamped(vi x, const grid *g, int mirrored) {
   vi bound = mirrored ? alli(g->bound[0]) : by_sign(x, alli(g->bound[1]), alli(g->bound[0]));
-  vi m = smaller(x & MAGNITUDE, bound);
-  vf c = (vf)(larger(m & INFINITE, alli(g->fixed)) + (g->shift << 23));
-  vf y = (vf)((vi)(((vf)m + c) - c) | (x & SIGN));
-  return mirrored ? y : y + 0.0f; /* which makes -0 +0 */
+  return smaller(x & MAGNITUDE, bound);
 }
 
-INLINE vf project(vf x, const grid *g, int kind, counter *c, uint64_t at) {
-  vi b = (vi)x;
-  switch (kind) {
-    case MIRRORED: return saturated(b, g, 1);
-    case SATURATES: return saturated(b, g, 0);
-    case STOCHASTIC: return finished(stochastic(b & MAGNITUDE, g, words(c, at)), b, g);
-    default: return finished(nearest(b & MAGNITUDE, g), b, g);
+/* The exponent, as a power of two, of a magnitude; no less than that of `fixed`. */
+INLINE vi binade(vi m, const grid *g) { return larger(m & INFINITE, alli(g->fixed)); }
+
+/* Where g->saturates, NaN becomes a bound, and the power of two to add follows from the exponent. */
+INLINE vf saturated(vi x, const grid *g, int kind, counter *n, uint64_t at) {
+  vi m = clamped(x, g, kind == MIRRORED), r;
+  if (kind == STOCHASTIC) {
+    r = stochastic(m, g, words(n, at));
+  } else {
+    vf c = (vf)(binade(m, g) + (g->shift << 23));
+    r = (vi)(((vf)m + c) - c);
   }
+  vf y = (vf)(r | (x & SIGN));
+  return kind == MIRRORED ? y : y + g->nothing;
+}
+
+INLINE vf project(vf x, const grid *g, int kind, counter *n, uint64_t at) {
+  vi b = (vi)x, m = b & MAGNITUDE;
+  if (kind != ANY) return saturated(b, g, kind, n, at);
+  return finished(g->random ? stochastic(m, g, words(n, at)) : nearest(m, g), b, g);
 }

@@ -3,8 +3,7 @@ typedef struct {
   int32_t power_of_two, divides;
   float largest;
   int32_t carry, emax, lowest, highest;
-  int32_t has_tensor_scale;
-  float tensor_scale;
+  int32_t has_outer; /* a scale t of the tensor */
   grid onto;
 } rule;
 
@@ -25,7 +24,7 @@ INLINE vf power_of_two(vf v, const rule *r) {
   return (vf)either(e < -126, tiny, (e + 127) << 23);
 }
 
-INLINE scales scales_of(vi amax, const rule *r) {
+INLINE scales scales_of(vi amax, const rule *r, float t) {
   vi bad = amax >= INFINITE;
   scales s;
   if (r->power_of_two) {
@@ -36,10 +35,10 @@ INLINE scales scales_of(vi amax, const rule *r) {
     return s;
   }
   vf v = (vf)amax / r->largest;
-  if (r->has_tensor_scale) v = v / (r->tensor_scale == 0 ? __builtin_inff() : r->tensor_scale);
-  s.own = r->onto.saturates ? saturated((vi)v, &r->onto, 0) : project(v, &r->onto, ANY, 0, 0);
-  s.own = (vf)either(bad, alli(NOT_A_NUMBER), (vi)s.own);
-  s.whole = r->has_tensor_scale ? s.own * r->tensor_scale : s.own;
+  if (r->has_outer) v = v / (t == 0 ? __builtin_inff() : t);
+  s.own = r->onto.saturates ? saturated((vi)v, &r->onto, SATURATES, 0, 0) : project(v, &r->onto, ANY, 0, 0);
+  s.own = (vf)either(bad | is_nan(v), alli(NOT_A_NUMBER), (vi)s.own);
+  s.whole = r->has_outer ? s.own * t : s.own;
   s.by = (vf)either(s.whole == 0, alli(INFINITE), (vi)s.whole);
   return s;
 }

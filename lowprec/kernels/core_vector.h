@@ -100,12 +100,12 @@ INLINE int32_t largest_lane(vi v) {
   return m;
 }
 
-/* The low bytes of the lanes, to the first n of p. */
+/* Lanes of 0 to 255 as bytes, to the first n of p. */
 INLINE void store_bytes(uint8_t *p, vi v, int64_t n) {
 #if defined(__AVX2__)
   if (n >= LANES) {
-    __m256i low = _mm256_and_si256((__m256i)v, _mm256_set1_epi32(255));
-    __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+    const __m256i w = (__m256i)v;
+    const __m128i words = _mm_packus_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
     _mm_storel_epi64((__m128i *)p, _mm_packus_epi16(words, words));
     return;
   }

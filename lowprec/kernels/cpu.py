@@ -11,13 +11,13 @@ import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
-from lowprec.kernels.core import Job, Seed, load
-from lowprec.kernels.plan import Plan, plan_of, under
+from lowprec.kernels.core import Job, load
+from lowprec.kernels.plan import Plan, plan_of
 from lowprec.spec.block import Block
 from lowprec.spec.quantizer import Quantizer
 
@@ -40,17 +40,17 @@ class Walk:
     inner: int
     b: int
 
-    @property
+    @cached_property
     def unit(self) -> int:
         """Elements that a thread does not share, and starts at multiples of."""
         return self.b * self.inner if self.outer == 1 else self.k * self.inner
 
-    @property
+    @cached_property
     def scales(self) -> int:
         """Scales of a unit."""
         return self.inner if self.outer == 1 else -(-self.k // self.b) * self.inner
 
-    @property
+    @cached_property
     def is_aligned(self) -> bool:
         """Whether all vectors begin at multiples of their size, if the first one does."""
         if self.inner > 1:
@@ -64,6 +64,7 @@ class Walk:
         return n // (self.k * self.inner), self.k, self.inner, self.b
 
 
+@lru_cache(maxsize=1024)
 def walk(shape: torch.Size, axis: int, block: Block | int) -> Walk:
     """The blocks along `axis` of a contiguous tensor that is not empty."""
     n = math.prod(shape)
@@ -137,11 +138,12 @@ def dequantize(
         return None
     y = _empty(library, codes.shape, torch.float32) if out is None else out
     w, s = walk(codes.shape, axis, block), torch.ones(1) if whole is None else whole
-    streams = _streams(y, w)
+    aligned = y.data_ptr() % VECTOR == 0 and (w.b == w.k or w.is_aligned)
+    streams = aligned and y.nbytes >= STREAMED
 
-    def work(start: int, n: int) -> None:
+    def work(start: int, n: int) -> int:
         scale = s.data_ptr() + 4 * (start // w.unit * w.scales)
-        library.lp_decode(
+        return library.lp_decode(
             codes.data_ptr() + start, y.data_ptr() + 4 * start, *w.part(n),
             table.data_ptr(), scale, streams,
         )  # fmt: skip
@@ -152,53 +154,54 @@ def dequantize(
 
 
 def pack(codes: Tensor, bits: int) -> Tensor | None:
-    """The low `bits` (1 to 8) of each code (uint8) one after the other, lowest first, as bytes:
-    element i takes the bits from ``i * bits``. uint8, one-dimensional."""
+    """The `bits` (1 to 8) of each code (uint8) one after the other, lowest first, as bytes:
+    element i takes the bits from ``i * bits``. uint8, one-dimensional. Also None where a code has
+    more bits."""
     library = load()[0]
     if library is None or codes.dtype != torch.uint8 or not _is_plain(codes) or not 1 <= bits <= 8:
         return None
     packed = _empty(library, torch.Size([-(-codes.numel() * bits // 8)]), torch.uint8)
 
-    def work(start: int, n: int) -> None:
+    def work(start: int, n: int) -> int:
         at = packed.data_ptr() + start * bits // 8
-        library.lp_pack(codes.data_ptr() + start, at, n, bits)
+        return library.lp_pack(codes.data_ptr() + start, at, n, bits)
 
-    _in_parts(codes.numel(), LANES, work)
-    return packed
+    return None if any(_in_parts(codes.numel(), LANES, work)) else packed
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor | None:
-    """The inverse of `pack`: `count` codes, uint8, one-dimensional."""
+    """The inverse of `pack`: `count` codes, uint8, one-dimensional; also None unless there are as
+    many bytes and the last one's other bits are zero."""
     library = load()[0]
     if library is None or packed.dtype != torch.uint8 or not _is_plain(packed):
         return None
-    if not 1 <= bits <= 8 or packed.numel() < -(-count * bits // 8):
+    if not 1 <= bits <= 8 or packed.numel() != -(-count * bits // 8):
+        return None
+    if count * bits % 8 and int(packed[-1]) >> count * bits % 8:
         return None
     codes = _empty(library, torch.Size([count]), torch.uint8)
 
-    def work(start: int, n: int) -> None:
+    def work(start: int, n: int) -> int:
         at = packed.data_ptr() + start * bits // 8
-        library.lp_unpack(at, codes.data_ptr() + start, n, bits)
+        return library.lp_unpack(at, codes.data_ptr() + start, n, bits)
 
     _in_parts(count, LANES, work)
     return codes
 
 
 def _is_plain(t: Tensor) -> bool:
-    return (
-        t.device.type == "cpu"
-        and t.is_contiguous()
-        and type(t) in (Tensor, torch.nn.Parameter)
-        and not torch.compiler.is_compiling()
-    )
+    return t.is_cpu and t.is_contiguous() and type(t) in (Tensor, torch.nn.Parameter)
 
 
 def _fits(x: Tensor, out: Tensor | None) -> bool:
-    tensors = (x,) if out is None else (x, out)
-    if not all(t.dtype == torch.float32 and _is_plain(t) for t in tensors) or not x.numel():
+    if x.dtype != torch.float32 or not _is_plain(x) or not x.numel():
         return False
-    apart = out is None or abs(out.data_ptr() - x.data_ptr()) >= x.nbytes
-    return apart or (out is not None and out.data_ptr() == x.data_ptr())
+    if out is None:
+        return not torch.compiler.is_compiling()
+    if out.dtype != torch.float32 or not _is_plain(out) or torch.compiler.is_compiling():
+        return False
+    distance = out.data_ptr() - x.data_ptr()
+    return not distance or abs(distance) >= x.nbytes
 
 
 def _empty(library: ctypes.CDLL, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -206,10 +209,6 @@ def _empty(library: ctypes.CDLL, shape: torch.Size, dtype: torch.dtype) -> Tenso
     if fresh.nbytes >= HUGE:
         library.lp_huge(fresh.data_ptr(), fresh.nbytes)
     return fresh
-
-
-def _streams(y: Tensor, w: Walk) -> bool:
-    return y.nbytes >= STREAMED and y.data_ptr() % VECTOR == 0 and w.is_aligned
 
 
 def _quantize(
@@ -223,37 +222,32 @@ def _quantize(
     scales: Tensor | None = None,
 ) -> tuple[float | None, bool]:
     """Into `y`, or `codes` and `scales`: the outer scale, and whether a code stands for a NaN."""
-    w = walk(x.shape, axis, "tensor" if plan.block is None else plan.block)
-    rule, outer, amax = plan.rule, None, 0
-    if plan.outer is not None or plan.block == "tensor":
-        amax = _largest(library, x)
-    if plan.outer is not None and rule is not None:
-        outer = library.lp_scale(amax, plan.outer)
-        rule = under(rule, outer)
-    job = Job(onto=ctypes.pointer(plan.grid), seed=Seed(*divmod(seed or 0, 1 << 32)[::-1]))
-    if rule is not None:
-        job.scale = ctypes.pointer(rule)
-    if codes is not None:
-        job.code = ctypes.pointer(plan.code)
-    elif y is not None:
-        apart = y.data_ptr() != x.data_ptr()
-        free = plan.block in (None, "tensor")
-        job.streams = apart and _streams(y, Walk(1, LANES, 1, LANES) if free else w)
-    nan: list[int] = []
+    n, whole = x.numel(), plan.block is None or plan.block == "tensor"
+    w = walk(x.shape, axis, plan.block or "tensor")
+    amax = _largest(library, x) if plan.outer or plan.block == "tensor" else 0
+    outer = library.lp_scale(amax, plan.outer) if plan.outer else None
+    streams = (
+        y is not None
+        and y.nbytes >= STREAMED
+        and y.data_ptr() != x.data_ptr()
+        and y.data_ptr() % VECTOR == 0
+        and (whole or w.is_aligned)
+    )
+    at, to = x.data_ptr(), y.data_ptr() if y is not None else None
+    code_at = codes.data_ptr() if codes is not None else None
+    scale_at = scales.data_ptr() if scales is not None else None
 
-    def work(start: int, n: int) -> None:
-        j = Job.from_buffer_copy(job)
-        j.x, j.first = x.data_ptr() + 4 * start, start
-        if y is not None:
-            j.y = y.data_ptr() + 4 * start
-        if codes is not None:
-            j.codes = codes.data_ptr() + start
-        if scales is not None:
-            j.scales = scales.data_ptr() + 4 * (start // w.unit * w.scales)
-        nan.append(_called(library, j, plan, w, n, amax))
+    def work(start: int, count: int) -> int:
+        job = Job(
+            at + 4 * start,
+            to and to + 4 * start,
+            code_at and code_at + start,
+            scale_at and scale_at + 4 * (start // w.unit * w.scales),
+            start, seed or 0, outer or 0.0, streams, *plan.addresses,
+        )  # fmt: skip
+        return _called(library, job, plan, w, count, amax)
 
-    _in_parts(x.numel(), LANES if plan.block in (None, "tensor") else w.unit, work)
-    return outer, any(nan)
+    return outer, any(_in_parts(n, LANES if whole else w.unit, work))
 
 
 def _called(library: ctypes.CDLL, job: Job, plan: Plan, w: Walk, n: int, amax: int) -> int:
@@ -269,11 +263,8 @@ def _called(library: ctypes.CDLL, job: Job, plan: Plan, w: Walk, n: int, amax: i
 
 def _largest(library: ctypes.CDLL, x: Tensor) -> int:
     """The pattern of the largest magnitude; of NaN, were there one."""
-    found: list[int] = []
-    _in_parts(
-        x.numel(), LANES, lambda i, n: found.append(library.lp_largest(x.data_ptr() + 4 * i, n))
-    )
-    return max(found)
+    at = x.data_ptr()
+    return max(_in_parts(x.numel(), LANES, lambda i, n: library.lp_largest(at + 4 * i, n)))
 
 
 @cache
@@ -281,12 +272,12 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="lowprec")
 
 
-def _in_parts(n: int, unit: int, work: Callable[[int, int], None]) -> None:
+def _in_parts(n: int, unit: int, work: Callable[[int, int], int]) -> list[int]:
     """``work(start, elements)`` for parts of whole `unit`s (the last may be ragged), in as many
     threads as torch uses and the size deserves."""
-    threads = min(torch.get_num_threads(), n // PER_THREAD, -(-n // unit))
+    threads = 1 if n < 2 * PER_THREAD else min(torch.get_num_threads(), n // PER_THREAD)
+    threads = min(threads, -(-n // unit))
     if threads <= 1:
-        work(0, n)
-        return
+        return [work(0, n)]
     step = -(-n // unit // threads) * unit
-    list(_pool(threads).map(lambda start: work(start, min(step, n - start)), range(0, n, step)))
+    return list(_pool(threads).map(lambda i: work(i, min(step, n - i)), range(0, n, step)))

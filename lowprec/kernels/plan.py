@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -33,13 +33,32 @@ class Plan:
     rule: CRule | None = None
     outer: CRule | None = None
 
-    @property
+    @cached_property
     def is_random(self) -> bool:
         return self.grid.random != 0
 
+    @cached_property
+    def addresses(self) -> tuple[int, int, int]:
+        """Of grid, rule and code, 0 for None; good as long as the plan is."""
+        parts = (self.grid, self.rule, self.code)
+        return tuple(0 if part is None else ctypes.addressof(part) for part in parts)
+
+
+# By identity: to hash a quantizer takes as long as to quantize a small tensor.
+_PLANS: dict[int, tuple[Quantizer, Plan | None]] = {}
+
+
+def plan_of(quantizer: Quantizer) -> Plan | None:
+    known = _PLANS.get(id(quantizer))
+    if known is None:
+        if len(_PLANS) >= 1024:
+            _PLANS.clear()
+        known = _PLANS[id(quantizer)] = quantizer, _plan(quantizer)
+    return known[1]
+
 
 @lru_cache(maxsize=1024)
-def plan_of(quantizer: Quantizer) -> Plan | None:
+def _plan(quantizer: Quantizer) -> Plan | None:
     fmt = quantizer.format
     element = fmt.element if isinstance(fmt, BlockFormat) else fmt
     if not holds(torch.float32, element):
@@ -47,7 +66,7 @@ def plan_of(quantizer: Quantizer) -> Plan | None:
     grid = _grid(projector(element, quantizer.projection, FLOAT32))
     if grid is None:
         return None
-    code = _code(element, grid)
+    code = _code(element)
     if not isinstance(fmt, BlockFormat):
         return Plan(fmt, grid, code, fmt.has_nan)
     if not _is_simple(quantizer, fmt):
@@ -103,6 +122,7 @@ def _grid(element: Projector) -> CGrid | None:
         (0xFFFFFFFF << (32 - (g.random_bits or 0))) & 0xFFFFFFFF if random else 0,
         float(pow2(-g.quantum)) if random else 0.0,
         float(pow2(g.quantum)) if random else 0.0,
+        -0.0 if g.ends.zero[1] else 0.0,
     )
 
 
@@ -117,16 +137,14 @@ def _saturates(g: Grid, shift: int) -> bool:
     return plain and exponent - g.word.bias + shift < g.word.bias
 
 
-def _code(fmt: Format, grid: CGrid) -> CCode | None:
+def _code(fmt: Format) -> CCode | None:
     """How code points follow from values, of a format of up to 8 bits."""
     if fmt.bits > 8 or not isinstance(fmt, (FloatFormat, IntFormat)):
         return None
     is_float = isinstance(fmt, FloatFormat)
     signed = is_float and fmt.signed
     return CCode(
-        grid.fixed,
-        grid.shift,
-        grid.fixed >> grid.shift,
+        (1 << fmt.bits) - 1,
         not is_float,
         1 << (fmt.bits - 1) if signed else 0,
         (fmt.infinity_code or 0) if is_float else 0,
@@ -139,31 +157,17 @@ def _rule(rule: ScaleRule) -> CRule | None:
     largest = ctypes.c_float(rule.largest)
     lowest, highest = rule.exponents
     exact = not rule.divides or largest.value == rule.largest
-    if onto is None or not exact or lowest < FLOAT32.emin - FLOAT32.trailing or highest > 127:
+    # The inverses of powers of two must be numbers of float32.
+    if onto is None or not exact or lowest < -127 or highest > 127:
         return None
     return CRule(
-        rule.power_of_two,
-        rule.divides,
-        largest,
-        rule.carry,
-        rule.emax,
-        lowest,
-        highest,
-        0,
-        0.0,
-        onto,
-    )
-
-
-def under(rule: CRule, t: float) -> CRule:
-    """The same rule under an outer scale of t."""
-    copy = CRule.from_buffer_copy(rule)
-    copy.has_tensor_scale, copy.tensor_scale = 1, t
-    return copy
+        rule.power_of_two, rule.divides, largest, rule.carry, rule.emax, lowest, highest,
+        rule.onto_outer is not None, onto,
+    )  # fmt: skip
 
 
 def _outer_rule(rule: ScaleRule) -> CRule | None:
     onto = rule.onto_outer and _grid(rule.onto_outer)
     if onto is None or math.isinf(rule.outer_divisor):
         return None
-    return CRule(False, True, rule.outer_divisor, 0, 0, 0, 0, 0, 0.0, onto)
+    return CRule(False, True, rule.outer_divisor, 0, 0, 0, 0, False, onto)
