@@ -31,7 +31,7 @@ def wrap(model: Model, recipe: Recipe | Mapping[str, Any] | str | Path) -> Model
     rule, or of any other class, stay as they are. A weight that other modules share is quantized
     for the module with the rule only.
     LowprecError: a model that is wrapped already; a rule that matches none of these modules, or
-    rounds stochastically; a module whose `forward` something else has replaced.
+    rounds stochastically or to static scales; a module whose `forward` something else has replaced.
     """
     recipe = load_recipe(recipe)
     if recipe_of(model) is not None or any(isinstance(m, Quantized) for m in model.modules()):
@@ -40,11 +40,8 @@ def wrap(model: Model, recipe: Recipe | Mapping[str, Any] | str | Path) -> Model
     for rule in recipe.unused(list(linears)):
         raise LowprecError(_unmatched(rule, recipe, linears))
     for rule in recipe.rules:
-        if any(q and q.projection.bits is not None for q in (rule.weight, rule.activation)):
-            raise LowprecError(
-                f"recipe {recipe.name!r}: rule {rule.match!r} rounds stochastically, which modules "
-                "cannot do yet"
-            )
+        if (lacks := _lacking(rule)) is not None:
+            raise LowprecError(f"recipe {recipe.name!r}: rule {rule.match!r} {lacks}")
     todo = [(path, linears[path], recipe.rule_for(path)) for path in linears]
     todo = [(path, module, rule) for path, module, rule in todo if rule and not rule.keep]
     for path, module, _ in todo:
@@ -87,3 +84,13 @@ def _unmatched(rule: Rule, recipe: Recipe, paths: Mapping[str, nn.Module]) -> st
         return f"{text}; the model has none"
     known = [*paths, *(f"*.{path.rpartition('.')[2]}" for path in paths)]
     return text + (did_you_mean(rule.match, set(known)) or f", such as {known[0]!r}")
+
+
+def _lacking(rule: Rule) -> str | None:
+    """What quantizers of the rule need that modules cannot give them yet."""
+    quantizers = [q for q in (rule.weight, rule.activation) if q]
+    if any(q.projection.bits is not None for q in quantizers):
+        return "rounds stochastically, which modules cannot do yet"
+    if any(q.rule == "static" for q in quantizers):
+        return "has static scales, which modules do not calibrate yet; 'fixed=0.5' is one number"
+    return None

@@ -10,12 +10,11 @@ from lowprec.spec import BlockFormat, FloatFormat, Format, list_formats, load_fa
 def format_row(fmt: Format | BlockFormat) -> dict[str, Any]:
     """A format's line in the list of all."""
     if isinstance(fmt, BlockFormat):
-        block = fmt.block if isinstance(fmt.block, str) else "x".join(map(str, fmt.block))
         element = fmt.element
         return {
             "name": fmt.name,
             "bits": fmt.bits_per_element,
-            "kind": f"block {block}",
+            "kind": f"block {_granularities(fmt)}",
             "max": float(element.max),
             "element": element.name,
             "scale": fmt.scale.name,
@@ -31,6 +30,8 @@ def describe(fmt: Format | BlockFormat) -> dict[str, Any]:
 
     data = {key: value for key, value in fmt.to_json().items() if key != "values"}
     if isinstance(fmt, BlockFormat):
+        data = {key: value for key, value in data.items() if key in ("name", "block")}
+        data |= {"granularities": _granularities(fmt)}
         data |= {key: part.name for key, part in fmt.parts.items()}
         element: Format = fmt.element
         data["bits_per_element"] = fmt.bits_per_element
@@ -49,6 +50,13 @@ def describe(fmt: Format | BlockFormat) -> dict[str, Any]:
         table = enumerate(value_table(element))
         data["values"] = [[f"0x{code:0{digits}x}", _number(value)] for code, value in table]
     return data
+
+
+def _granularities(fmt: BlockFormat) -> str:
+    """Elements per scale from the coarsest level to the finest: ``tensor/16``, ``64/8/4``."""
+    blocks = [*([fmt.outer.block] if fmt.outer else []), fmt.block]
+    blocks += [level.block for level in fmt.inner]
+    return "/".join(b if isinstance(b, str) else "x".join(map(str, b)) for b in blocks)
 
 
 def _source(name: str) -> str | None:

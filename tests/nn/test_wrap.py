@@ -241,6 +241,7 @@ def test_generate_gives_the_same_tokens_with_and_without_a_cache(build, ids, fam
             "rule '*.embed_tokens' matches no nn.Linear",
         ),
         ("*: activation=mxfp4/floor/stochastic:8", "rule '*' rounds stochastically"),
+        ("*: activation=int8/static:tensor", "rule '*' has static scales"),
         ("*.experts.*: weight=mxfp4/floor", "rule '*.experts.*' matches no nn.Linear or Conv1D"),
     ],
 )
