@@ -18,6 +18,8 @@ from lowprec.errors import LowprecError, did_you_mean
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lowprec.perf import Estimate
     from lowprec.spec.workload import Workload
 
@@ -115,27 +117,39 @@ def check(
     ],
     as_json: Json = False,
 ) -> None:
-    """Validate files; of a format, test facts and code points. Exit code 1 on a failure."""
+    """Validate files; of a format, test its facts and every answer of the kernels against the
+    oracle. Exit code 1 on a difference."""
+    from lowprec.report.progress import SilentProgress, for_terminal
     from lowprec.report.text import print_json
 
-    results = [_check(path) for path in files]
+    progress = for_terminal() if sys.stderr.isatty() else SilentProgress()
+    results = []
+    for path in files:
+        with progress.task(str(path)) as update:
+            results.append(_check(path, update))
     if as_json:
         print_json(results)
     else:
         for result in results:
-            print(
-                f"{result['file']}: {result['kind']} {'fails' if result['problems'] else 'passes'}"
-            )
+            print(_verdict(result))
             for problem in result["problems"]:
                 print(f"  {problem}")
     if any(result["problems"] for result in results):
         raise typer.Exit(1)
 
 
-def _check(path: Path) -> dict[str, Any]:
-    from lowprec.spec import load_facts, load_format, load_recipe, read_toml
+def _verdict(result: dict[str, Any]) -> str:
+    line = f"{result['file']}: {result['kind']} {'fails' if result['problems'] else 'passes'}"
+    if "compared" in result:
+        counts = f"{result['compared']:,} answers of the kernels, {result['differing']:,}"
+        line += f": {result['facts']} facts, {counts} differ from the oracle's"
+    return line
 
-    data, problems = read_toml(path), []
+
+def _check(path: Path, update: Callable[[int, int], None]) -> dict[str, Any]:
+    from lowprec.spec import load_recipe, read_toml
+
+    data = read_toml(path)
     if "rules" in data:
         kind = "recipe"
         load_recipe(path)
@@ -151,12 +165,26 @@ def _check(path: Path) -> dict[str, Any]:
 
         machine(path)
     else:
-        kind = "format"
-        from lowprec.exact.check import check_facts, conformance
+        return _check_format(path, update)
+    return {"file": str(path), "kind": kind, "problems": []}
 
-        fmt = load_format(path)
-        problems = check_facts(fmt, load_facts(path)) + conformance(fmt)
-    return {"file": str(path), "kind": kind, "problems": problems}
+
+def _check_format(path: Path, update: Callable[[int, int], None]) -> dict[str, Any]:
+    from lowprec.eval.conformance import conform
+    from lowprec.exact.check import check_facts, conformance
+    from lowprec.spec import load_facts, load_format
+
+    fmt, facts = load_format(path), load_facts(path)
+    problems = check_facts(fmt, facts) + conformance(fmt)
+    found = conform(fmt, update)
+    return {
+        "file": str(path),
+        "kind": "format",
+        "problems": [*problems, *found.problems],
+        "facts": facts.count,
+        "compared": found.compared,
+        "differing": found.differing,
+    }
 
 
 @app.command()
@@ -166,9 +194,9 @@ def study(
     as_json: Json = False,
 ) -> None:
     """The main job: accuracy and throughput of every cell, a table, and report.html."""
+    from lowprec.report.progress import for_terminal
     from lowprec.report.text import print_json
     from lowprec.studies import study as run
-    from lowprec.studies.progress import for_terminal
     from lowprec.studies.summary import rows
 
     result = run(file, out, for_terminal())
@@ -219,9 +247,9 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Measure one recipe on one model: differences to the unquantized run on the same tokens."""
+    from lowprec.report.progress import for_terminal
     from lowprec.report.text import print_json, show_rows
     from lowprec.spec import load_recipe
-    from lowprec.studies.progress import for_terminal
     from lowprec.studies.single import evaluate_one
     from lowprec.studies.study import Accuracy
 

@@ -104,7 +104,10 @@ def test_check_passes_what_is_shipped(run: Runner) -> None:
     files = [data_dir("formats") / "scalar" / "float6_e2m3fn.toml", *evals.glob("recipes/*.toml")]
     done = run("check", *files, evals / "studies" / "smollm2.toml")
     assert done.code == 0
-    assert done.out.count(" passes\n") == len(files) + 1
+    assert done.err == ""
+    assert done.out.count(" passes") == len(files) + 1
+    assert "11 facts" in done.out
+    assert ", 0 differ from the oracle's\n" in done.out
 
 
 def test_check_fails_a_wrong_fact(run: Runner, tmp_path: Path) -> None:
@@ -117,6 +120,22 @@ def test_check_fails_a_wrong_fact(run: Runner, tmp_path: Path) -> None:
     (result,) = json.loads(done.out)
     assert result["kind"] == "format"
     assert "max: stated 7.25, derived 7.5" in result["problems"][0]
+    assert result["compared"] > 18 * 65_536
+    assert result["differing"] == 0
+
+
+def test_check_fails_a_wrong_answer(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lowprec import kernels
+
+    right = kernels.encode
+    monkeypatch.setattr(kernels, "encode", lambda *a, **k: right(*a, **k) ^ 1)
+    path = data_dir("formats") / "scalar" / "float4_e2m1fn.toml"
+    done = run("check", path)
+    assert done.code == 1
+    assert f"{path}: format fails: " in done.out
+    assert "16 differ from the oracle's\n  float4_e2m1fn: encode: 16 of 16 differ" in done.out
 
 
 def test_perf_prices_a_recorded_workload(run: Runner, workload: Path) -> None:

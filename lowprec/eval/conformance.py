@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -71,11 +71,23 @@ def conform(
     """
     steps = list(block_steps(fmt) if isinstance(fmt, BlockFormat) else scalar_steps(fmt))
     total = Comparison()
-    for done, step in enumerate(steps):
-        update(done, len(steps))
-        total += step()
+    with _one_thread():
+        for done, step in enumerate(steps):
+            update(done, len(steps))
+            total += step()
     update(len(steps), len(steps))
     return total
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """On small tensors a second thread only waits for the first."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 # ---- scalar formats ----

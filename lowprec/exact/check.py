@@ -5,13 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 
 from lowprec.errors import LowprecError
 from lowprec.exact.round import project
-from lowprec.exact.values import TABLE_BITS, code_of, exact, identical, show, value, value_table
+from lowprec.exact.values import (
+    TABLE_BITS,
+    Value,
+    code_of,
+    exact,
+    finite,
+    identical,
+    show,
+    value,
+    value_table,
+)
 from lowprec.spec.block import BlockFormat
-from lowprec.spec.facts import Facts
+from lowprec.spec.facts import Facts, ScalarFacts
 from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat, pow2
 from lowprec.spec.projection import ROUNDINGS, Projection
 
@@ -20,8 +31,8 @@ LISTED = 20
 # Of a format too large to go through: binades looked at, at each end of each sign.
 SAMPLED = 64
 NEAR = range(-3, 3)
-# Values of a format that are projected; of more, about as many in equal steps.
-PROJECTED = 1 << 12
+# Formats of more bits: about as many values are encoded and projected, in equal steps.
+WHOLE_BITS, ENCODED, PROJECTED = 12, 1 << 12, 1 << 10
 MODES: dict[str, Projection] = {
     name: Projection.model_validate({"rounding": name})
     for name in ROUNDINGS
@@ -35,24 +46,38 @@ def check_facts(fmt: Format | BlockFormat, facts: Facts) -> list[str]:
     Of a block format, `max`, `min`, `emax` and `codes` are the element's. Figures are compared
     exactly: a fact is the float64 nearest to the derived value.
     """
-    derived = _derived(fmt)
+    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+    problems = _scalar_facts(element, facts, _derived(fmt), fmt.name)
+    parts = fmt.parts if isinstance(fmt, BlockFormat) else {}
+    for key, stated in facts.parts.items():
+        where = f"{fmt.name}: parts.{key}"
+        if key in parts:
+            problems += _scalar_facts(parts[key], stated, _derived(parts[key]), where)
+        else:
+            known = f"one of {', '.join(parts)}" if parts else "none"
+            problems.append(f"{where}: it has no such part; expected {known}")
+    return problems
+
+
+def _scalar_facts(
+    fmt: Format, facts: ScalarFacts, derived: dict[str, Fraction], where: str
+) -> list[str]:
     problems = []
-    for fact, stated in facts.model_dump(exclude={"source", "note", "codes"}).items():
+    for fact, stated in facts.model_dump(exclude={"source", "note", "codes", "parts"}).items():
         if stated is None:
             continue
         if fact not in derived:
-            problems.append(f"{fmt.name}: {fact}: stated {stated}, but it has none")
+            problems.append(f"{where}: {fact}: stated {stated}, but it has none")
         elif not identical(exact(stated), _nearest_float(derived[fact])):
-            problems.append(f"{fmt.name}: {fact}: stated {stated}, derived {show(derived[fact])}")
-    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+            problems.append(f"{where}: {fact}: stated {stated}, derived {show(derived[fact])}")
     for code, stated in facts.codes.items():
         try:
-            found = value(int(code, 16), element)
+            found = value(int(code, 16), fmt)
         except LowprecError as error:
-            problems.append(f"{fmt.name}: codes.{code}: stated {stated}, but {error}")
+            problems.append(f"{where}: codes.{code}: stated {stated}, but {error}")
             continue
         if not identical(found, exact(stated)):
-            problems.append(f"{fmt.name}: codes.{code}: stated {stated}, derived {show(found)}")
+            problems.append(f"{where}: codes.{code}: stated {stated}, derived {show(found)}")
     return problems
 
 
@@ -95,8 +120,8 @@ def conformance(fmt: Format | BlockFormat) -> list[str]:
     Encoding what decodes gives the code back, values rise with the code, the derived limits are
     the limits of the values, every rounding leaves a value alone and, between two neighbours,
     goes where it should. A format of at most 12 bits is gone through whole. Up to 16 bits all codes
-    are, and some 4,000 values are projected; of a larger format there are the codes at changes of
-    binade, without the neighbours. Of a block format, its element and its scales.
+    are decoded, some 4,000 encoded and 1,000 values projected; of a larger format there are the
+    codes at changes of binade, without the neighbours. Of a block format, all its parts.
     """
     if isinstance(fmt, BlockFormat):
         return [line for part in dict.fromkeys(fmt.parts.values()) for line in conformance(part)]
@@ -120,9 +145,20 @@ def _codes(fmt: Format) -> list[int]:
     return sorted({(b + k) % size for b in borders for k in NEAR})
 
 
+@lru_cache(maxsize=16)
+def _points(fmt: Format) -> dict[int, Value]:
+    """The values of `_codes`."""
+    return {code: value(code, fmt) for code in _codes(fmt)}
+
+
+def _stride(count: int, most: int, fmt: Format) -> int:
+    """Steps for about `most` of `count`. Odd, so that even and odd codes alternate."""
+    return 1 if fmt.bits <= WHOLE_BITS else count // most | 1
+
+
 def _round_trip(fmt: Format) -> Iterator[str]:
-    for code in _codes(fmt):
-        x = value(code, fmt)
+    points = list(_points(fmt).items())
+    for code, x in points[:: _stride(len(points), ENCODED, fmt)]:
         if isinstance(fmt, IntFormat) and x < fmt.min_exact:
             continue  # the code that symmetric=true leaves out
         back = code_of(x, fmt)
@@ -131,7 +167,7 @@ def _round_trip(fmt: Format) -> Iterator[str]:
 
 
 def _limits(fmt: Format) -> Iterator[str]:
-    values = [x for x in (value(c, fmt) for c in _codes(fmt)) if math.isfinite(x)]
+    values = [x for x in _points(fmt).values() if finite(x)]
     expected = {"max": fmt.max_exact, "min_positive": _min_positive(fmt)}
     found = {"max": max(values), "min_positive": min(x for x in values if x > 0)}
     if not (isinstance(fmt, IntFormat) and fmt.symmetric):
@@ -141,7 +177,7 @@ def _limits(fmt: Format) -> Iterator[str]:
             yield f"{name} is {show(limit)}, but of the values it is {show(found[name])}"
     specials = {math.inf: fmt.has_infinity, math.nan: fmt.has_nan, -0.0: fmt.has_negative_zero}
     for special, has in specials.items():
-        if has != any(identical(value(code, fmt), special) for code in _codes(fmt)):
+        if has != any(identical(x, special) for x in _points(fmt).values() if isinstance(x, float)):
             yield f"{special}: has it {has}, but by the code points {not has}"
 
 
@@ -149,25 +185,25 @@ def _order(fmt: Format) -> Iterator[str]:
     """Values rise with the code, from the first of each sign; negative floats mirror that."""
     if not isinstance(fmt, FloatFormat | IntFormat):
         return
+    points = _points(fmt)
     sign = 1 << (fmt.bits - 1) if fmt.signed else 1 << fmt.bits
-    positive = [c for c in _codes(fmt) if c < sign]
-    rising = [c for c in _codes(fmt) if c >= sign] if isinstance(fmt, IntFormat) else []
+    positive = [c for c in points if c < sign]
+    rising = [c for c in points if c >= sign] if isinstance(fmt, IntFormat) else []
     for codes in (positive, rising):
-        for low, high in pairwise(c for c in codes if value(c, fmt) == value(c, fmt)):
-            if not value(low, fmt) < value(high, fmt):
+        for low, high in pairwise(c for c in codes if points[c] == points[c]):
+            if not points[low] < points[high]:
                 yield f"{low:#x} and {high:#x} do not rise"
     if isinstance(fmt, FloatFormat) and fmt.signed:
         for code in positive:
-            x, mirrored = value(code, fmt), value(sign | code, fmt)
+            x, mirrored = points[code], value(sign | code, fmt)
             if x != 0 and not identical(mirrored, -x):
                 yield f"{sign | code:#x} is {show(mirrored)}, no mirror of {show(x)}"
 
 
 def _projections(fmt: Format) -> Iterator[str]:
-    finite = {value(code, fmt) for code in _codes(fmt)} - {math.inf, -math.inf}
-    numbers = sorted(Fraction(x) for x in finite if x == x and x >= fmt.min_exact)
-    # An odd stride, so that gaps above even and above odd codes alternate.
-    stride = len(numbers) // PROJECTED | 1
+    lowest, points = fmt.min_exact, _points(fmt).values()
+    numbers = sorted({Fraction(x) for x in points if finite(x) and x >= lowest})
+    stride = _stride(len(numbers), PROJECTED, fmt)
     for x in numbers[::stride]:
         moved = [mode.rounding for mode in MODES.values() if project(x, fmt, mode) != x]
         if moved:

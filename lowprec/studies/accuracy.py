@@ -26,11 +26,11 @@ from lowprec.eval import (
 from lowprec.eval.sqnr import activation_sqnr, weight_sqnr
 from lowprec.nn import coverage, unwrap, wrap
 from lowprec.nn.wrap import REPLACEMENTS
+from lowprec.report.progress import Progress
 from lowprec.spec.base import digest
 from lowprec.spec.recipe import Recipe
 from lowprec.spec.record import Metric, Record
 from lowprec.studies.code import ACCURACY, code_digest
-from lowprec.studies.progress import Progress
 from lowprec.studies.recipes import format_digests
 from lowprec.studies.shapes import Shape
 from lowprec.studies.store import Store

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from lowprec.perf import Machine
 from lowprec.report import page
 from lowprec.report.data import Report
+from lowprec.report.progress import Progress, SilentProgress
 from lowprec.spec.base import digest
 from lowprec.spec.record import Record
-from lowprec.studies.progress import Progress, SilentProgress
 from lowprec.studies.shapes import Shape, load_shape
 from lowprec.studies.store import Store, write_atomically
 from lowprec.studies.study import Study, load_study

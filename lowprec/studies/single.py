@@ -15,11 +15,11 @@ from lowprec.errors import LowprecError
 from lowprec.eval import LoadedModel, cut, load_text
 from lowprec.nn import unwrap, wrap
 from lowprec.nn.wrap import recipe_of
+from lowprec.report.progress import Progress, for_terminal
 from lowprec.spec.recipe import Recipe
 from lowprec.spec.record import Record
 from lowprec.spec.text import load_recipe
 from lowprec.studies.accuracy import Bench, load_bench
-from lowprec.studies.progress import Progress, for_terminal
 from lowprec.studies.store import Store
 from lowprec.studies.study import Accuracy, NamedRecipe
 

@@ -101,6 +101,28 @@ def test_facts_of_a_block_format_are_its_elements() -> None:
     ]
 
 
+def test_facts_of_the_other_parts_of_a_block_format() -> None:
+    right = {"max": 7.5, "min": -7.5, "min_positive": 4.0, "codes": {"0x0": 4.0, "0xF": -7.5}}
+    mxfp4_plus = load_format("mxfp4_plus")
+    assert check_facts(mxfp4_plus, facts(parts={"outlier.element": right})) == []
+    wrong = {
+        "outlier.element": {"max": 6.0, "min_normal": 4.0, "codes": {"0x1": 4.25}},
+        "scale": {"emax": 126},
+        "outlier": {"max": 7.5},
+    }
+    assert check_facts(mxfp4_plus, facts(parts=wrong)) == [
+        "mxfp4_plus: parts.outlier.element: max: stated 6.0, derived 7.5",
+        "mxfp4_plus: parts.outlier.element: min_normal: stated 4.0, but it has none",
+        "mxfp4_plus: parts.outlier.element: codes.0x1: stated 4.25, derived 4.5",
+        "mxfp4_plus: parts.scale: emax: stated 126, derived 127.0",
+        "mxfp4_plus: parts.outlier: it has no such part; "
+        "expected one of element, scale, outlier.element",
+    ]
+    assert check_facts(load_format("int4"), facts(parts={"scale": {}})) == [
+        "int4: parts.scale: it has no such part; expected none"
+    ]
+
+
 def test_facts_beyond_float64_and_not_finite() -> None:
     wide = FloatFormat(name="wide", kind="float", bits=20, precision=4, bias=32767)
     found = check_facts(wide, facts(max=1.0, min_positive=math.inf))
