@@ -162,12 +162,14 @@ def _slices(x: Tensor, c: Call, length: int) -> Tensor:
 
 
 def _by_core(x: Tensor, c: Call, out: Tensor | None) -> Tensor | None:
-    if (y := cpu.fake_quantize(x, c.quantizer, c.axis, out)) is not None:
+    if (y := cpu.fake_quantize(x, c.quantizer, c.axis, out, c.seed)) is not None:
         return y
     if x.dtype == torch.float64 or (x.dtype == torch.float32 and x.is_contiguous()):
-        return None if out is None else _copied(cpu.fake_quantize(x, c.quantizer, c.axis), out)
+        if out is None:
+            return None
+        return _copied(cpu.fake_quantize(x, c.quantizer, c.axis, seed=c.seed), out)
     # The core takes contiguous float32: widening is exact, and its answer is narrowed once.
-    y = cpu.fake_quantize(x.float().contiguous(), c.quantizer, c.axis)
+    y = cpu.fake_quantize(x.float().contiguous(), c.quantizer, c.axis, seed=c.seed)
     return y if y is None else _copied(y, torch.empty_like(x) if out is None else out)
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowprec.errors import LowprecError
+from lowprec.kernels import cpu
 from lowprec.kernels.codec import check_codes, codes_of, values_of
 from lowprec.kernels.qtensor import QTensor
 from lowprec.spec.block import Block, BlockFormat
@@ -35,6 +36,8 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
     _check_bits(bits)
     if codes.dtype.is_floating_point or codes.dtype.is_complex or codes.dtype == torch.bool:
         raise LowprecError(f"codes of {codes.dtype}: expected integers")
+    if codes.numel() and (found := cpu.pack(codes, bits)) is not None:
+        return found
     period, width = _period(bits)
     flat = codes.reshape(-1)
     if flat.dtype == _STREAMS.get(bits):
@@ -68,6 +71,8 @@ def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
         raise LowprecError(f"packed bits: the last {8 - tail} are not zero")
     if bits in _STREAMS:
         return flat.clone(memory_format=torch.contiguous_format).view(_STREAMS[bits])
+    if count and (found := cpu.unpack(flat, bits, count)) is not None:
+        return found
     period, width = _period(bits)
     groups = -(-count // period)
     dtype = next(dtype for size, dtype in _DTYPES.items() if bits <= size)

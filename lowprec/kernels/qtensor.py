@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lowprec.errors import LowprecError
+from lowprec.kernels import cpu
 from lowprec.kernels.block import (
     Shared,
     outlier_mask,
@@ -21,9 +23,11 @@ from lowprec.kernels.codec import check_codes, codes_of, store_codes
 from lowprec.kernels.codec import values_of as values_of_codes
 from lowprec.kernels.element import projector
 from lowprec.kernels.ops import Call
-from lowprec.kernels.word import holds, require, word_of
+from lowprec.kernels.scale import whole_scale
+from lowprec.kernels.word import FLOAT32, holds, require, word_of
 from lowprec.spec.block import BlockFormat
-from lowprec.spec.format import Format
+from lowprec.spec.format import CodebookFormat, FloatFormat, Format
+from lowprec.spec.projection import Projection
 from lowprec.spec.quantizer import Quantizer
 
 if TYPE_CHECKING:
@@ -79,6 +83,11 @@ class QTensor:
 
 def quantize_tensor(x: Tensor, c: Call) -> QTensor:
     fmt, quantizer, axis = c.quantizer.format, c.quantizer, c.axis
+    if isinstance(fmt, BlockFormat) and c.scale is None and c.random is None:
+        found = cpu.quantize(x, quantizer, axis, c.seed)
+        if found is not None and found[1] is not None:
+            codes, scale, outer = found
+            return QTensor(codes, _codes_of_numbers(scale, fmt.scale), outer, quantizer, axis)
     if not isinstance(fmt, BlockFormat):
         return QTensor(encode_tensor(x, c), None, None, quantizer, axis)
     wide = x.to(word_of(x.dtype).dtype)
@@ -113,6 +122,8 @@ def encode_tensor(x: Tensor, c: Call) -> Tensor:
     """Code points of the projection of `x` onto a scalar format."""
     fmt = c.quantizer.format
     assert isinstance(fmt, Format)
+    if c.random is None and (found := cpu.quantize(x, c.quantizer, -1, c.seed)) is not None:
+        return found[0]
     # Where float32 does not hold the values, float64 does: a code says nothing of the dtype.
     word = word_of(x.dtype if holds(word_of(x.dtype).dtype, fmt) else torch.float64)
     project = projector(fmt, c.quantizer.projection, word)
@@ -122,11 +133,44 @@ def encode_tensor(x: Tensor, c: Call) -> Tensor:
 def _codes_of_numbers(values: Tensor, fmt: Format) -> Tensor:
     if not fmt.has_nan and bool(values.isnan().any()):
         raise LowprecError(f"{fmt.name}: NaN has no code point")
+    if (found := cpu.quantize(values, _cast(fmt), -1)) is not None:
+        return found[0]
+    if fmt.bits == 8 and values.dtype == torch.float32 and _is_float32_exponent(fmt):
+        return (values.view(torch.int32) >> FLOAT32.trailing).to(torch.uint8)
     return store_codes(codes_of(values, fmt), fmt)
+
+
+@lru_cache(maxsize=256)
+def _cast(fmt: Format) -> Quantizer:
+    return Quantizer(format=fmt, rule="cast", projection=Projection(saturation="SatPropagate"))
+
+
+def _is_float32_exponent(fmt: Format) -> bool:
+    """Whether a code is the exponent field of the float32 value, as E8M0's are, NaN's too."""
+    if not isinstance(fmt, FloatFormat) or (fmt.precision, fmt.signed, fmt.zero) != (
+        1,
+        False,
+        False,
+    ):
+        return False
+    return fmt.bias == FLOAT32.bias and fmt.nan == "all-ones" and not fmt.infinity
+
+
+@lru_cache(maxsize=256)
+def _table(fmt: Format) -> Tensor:
+    """The values of a format of up to 8 bits, float32; zeros beyond them."""
+    size = len(fmt.values) if isinstance(fmt, CodebookFormat) else 1 << fmt.bits
+    table = torch.zeros(256)
+    table[:size] = values_of_codes(torch.arange(size), fmt)
+    return table
 
 
 def decode_tensor(codes: Tensor, fmt: Format, dtype: torch.dtype) -> Tensor:
     require(dtype, fmt)
+    if dtype == torch.float32 and _are_bytes(codes, fmt):
+        found = cpu.dequantize(codes, _table(fmt))
+        if found is not None:
+            return found
     return values_of_codes(check_codes(codes, fmt), fmt).to(dtype)
 
 
@@ -137,6 +181,8 @@ def dequantize(q: QTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     fmt = q.quantizer.format
     if not isinstance(fmt, BlockFormat):
         return decode_tensor(q.codes, fmt, dtype)
+    if dtype == torch.float32 and (found := _by_core(q, fmt)) is not None:
+        return found
     word, layout = word_of(dtype), Layout(fmt, q.shape, q.axis)
     elements = _elements(q, fmt, word.dtype, layout)
     offset = fmt.zero_point or fmt.offset
@@ -154,6 +200,26 @@ def dequantize(q: QTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     )
     whole, shift = whole_and_shift(shared, layout)
     return values_of(elements, shared, layout, whole, shift).to(dtype)
+
+
+def _are_bytes(codes: Tensor, fmt: Format) -> bool:
+    """Whether a table of 256 values serves all codes."""
+    if fmt.bits > 8 or codes.dtype != torch.uint8 or not codes.is_cpu or not codes.numel():
+        return False
+    size = len(fmt.values) if isinstance(fmt, CodebookFormat) else 1 << fmt.bits
+    return holds(torch.float32, fmt) and (size == 256 or int(codes.amax()) < size)
+
+
+def _by_core(q: QTensor, fmt: BlockFormat) -> Tensor | None:
+    """`dequantize` by the CPU core, or None where it does not cover the case."""
+    refined = fmt.inner or fmt.zero_point or fmt.offset or fmt.outlier
+    coarse = fmt.outer is not None and fmt.outer.block != "tensor"
+    if refined or coarse or q.scales is None or not _are_bytes(q.codes, fmt.element):
+        return None
+    scale = decode_tensor(q.scales, fmt.scale, torch.float32)
+    outer = None if q.outer_scale is None else q.outer_scale.float()
+    whole = whole_scale(scale, outer).contiguous()
+    return cpu.dequantize(q.codes, _table(fmt.element), whole, q.axis, fmt.block)
 
 
 def _elements(q: QTensor, fmt: BlockFormat, dtype: torch.dtype, layout: Layout) -> Tensor:
