@@ -5,7 +5,9 @@
 
 CPU time of the process (all threads). Every case is timed right after an uncounted run of itself,
 and its base (copy_ into an existing tensor, or clone for results that are allocated) right after
-that: the ratio is the median over rounds of these pairs. "peak": memory at the highest beyond what
+that, small tensors several times in a row: the ratio is the median over rounds of these pairs.
+Work on the sibling of a hyperthreaded core slows computing and not copying: measure on an idle
+machine. "peak": memory at the highest beyond what
 was there before, in sizes of the tensor. Peers run where they are installed; "agrees": the share of
 their values that equal ours.
 """
@@ -129,28 +131,29 @@ def coded(x: Tensor, out: Tensor, name: str, bar: float | None) -> Iterator[Case
     )
 
 
-def seconds(run: Run) -> float:
+def seconds(run: Run, times: int = 1) -> float:
     start = time.process_time()
-    run()
-    return time.process_time() - start
+    for _ in range(times):
+        run()
+    return (time.process_time() - start) / times
 
 
-def measured(case: Case, base: Run, rounds: int) -> tuple[float, float]:
-    """Seconds of the case, and their ratio to the base's."""
-    times, ratios = [], []
-    for _ in range(rounds):
-        case.run()  # its memory is then as much in the caches as it can be
-        times.append(seconds(case.run))
-        base()
-        ratios.append(times[-1] / seconds(base))
-    return statistics.median(times), statistics.median(ratios)
+def measured(case: Case, base: Run, times: int) -> tuple[float, float]:
+    """Seconds of the case, and their ratio to the base's, both as warm as a run before makes them;
+    means of so many runs, as one of a small tensor is as short as what goes on beside it."""
+    case.run()
+    taken = seconds(case.run, times)
+    base()
+    return taken, taken / seconds(base, times)
 
 
-def interleaved(every: list[Case], bases: dict[str, Run], rounds: int) -> list[tuple[float, float]]:
+def interleaved(
+    every: list[Case], bases: dict[str, Run], rounds: int, times: int
+) -> list[tuple[float, float]]:
     found: list[list[tuple[float, float]]] = [[] for _ in every]
     for _ in range(rounds):
         for case, pairs in zip(every, found, strict=True):
-            pairs.append(measured(case, bases[case.base], 1))
+            pairs.append(measured(case, bases[case.base], times))
     return [
         (statistics.median(t for t, _ in pairs), statistics.median(r for _, r in pairs))
         for pairs in found
@@ -185,10 +188,11 @@ def run(
     bases: dict[str, Run] = {"copy_": lambda: out.copy_(x), "clone": x.clone}
     ours = [Case("copy_", bases["copy_"]), Case("clone", bases["clone"])]
     ours += [case for case in cases(x, out) if re.search(only, case.name)]
-    rounds = rounds or max(5, min(101, (1 << 25) // elements))
+    rounds = rounds or max(5, min(31, (1 << 25) // elements))
+    times = max(1, (1 << 22) // elements)
     rows = [
         Row(c.name, elements, 1e3 * t, r, c.base, c.bar, _relative(peak(c.run), x))
-        for c, (t, r) in zip(ours, interleaved(ours, bases, rounds), strict=True)
+        for c, (t, r) in zip(ours, interleaved(ours, bases, rounds, times), strict=True)
     ]
     return rows, _peers(x, rows, rounds) if with_peers else []
 
@@ -207,8 +211,7 @@ def _peers(x: Tensor, rows: list[Row], rounds: int) -> list[Peer]:
         values, expected = call(), fake(x, ours)
         agrees = float((values == expected).float().mean())
         del values, expected
-        times = [1e3 * seconds(call) for _ in range(max(3, min(rounds, 7)))]
-        slow = statistics.median(times)
+        slow = statistics.median(1e3 * seconds(call) for _ in range(max(3, min(rounds, 7))))
         bar = 5.0 if "/" in ours else 3.0
         ratio = slow / mine[f"{ours}, new"]
         found.append(Peer(name, ours, x.numel(), slow, ratio, agrees, bar))

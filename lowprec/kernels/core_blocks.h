@@ -200,7 +200,7 @@ int32_t lp_rows(const job *j, int64_t rows, int64_t k, int64_t b) {
 }
 
 /* Columns side by side: as many as make long runs of memory, or as few as can be kept. */
-enum { COLUMNS = 4096, KEPT_COLUMNS = 1024, KEPT = 1 << 15, EARLY = 8 };
+enum { COLUMNS = 4096, KEPT_COLUMNS = 2048, KEPT = 1 << 15, EARLY = 8 };
 
 /* One block in each of n columns, whose rows lie `inner` apart. Kept elements are read once: rows a
  * power of two apart would drive each other out of the cache. */

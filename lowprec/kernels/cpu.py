@@ -26,7 +26,7 @@ PER_THREAD = 1 << 19
 # A result of so many bytes goes past the caches, which it would only empty; and where it is fresh
 # memory, that is better had in large pages.
 STREAMED = 1 << 24
-HUGE = 1 << 25
+HUGE = 1 << 22
 # Elements of a vector of the core, and its bytes.
 LANES, VECTOR = 8, 32
 
