@@ -11,6 +11,7 @@ from lowprec.errors import LowprecError, unknown
 from lowprec.kernels import ops, qtensor
 from lowprec.kernels.ops import Random
 from lowprec.kernels.qtensor import QTensor
+from lowprec.kernels.word import check_out
 from lowprec.spec import build, load_format, load_quantizer
 from lowprec.spec.format import Format
 from lowprec.spec.projection import Projection
@@ -92,19 +93,27 @@ def encode(
     saturation: str = "SatFinite",
     bits: int | None = None,
     random: Random | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Code points of `cast(x, ...)`, in the smallest unsigned integer dtype that holds them.
 
-    LowprecError for NaN in a format that has none.
+    LowprecError for NaN in a format that has none. out: a tensor of that dtype.
     """
     quantizer = _cast(fmt, rounding, saturation, bits)
-    return qtensor.encode_tensor(x.detach(), ops.call(x, quantizer, -1, random))
+    codes = qtensor.encode_tensor(x.detach(), ops.call(x, quantizer, -1, random))
+    check_out(out, codes.shape, codes.dtype)
+    return codes if out is None else out.copy_(codes)
 
 
-def decode(codes: Tensor, fmt: Format | str, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The values of code points; LowprecError where `dtype` does not hold the format's values, or
-    a code is none of the format's."""
-    return qtensor.decode_tensor(codes, _scalar(fmt), dtype)
+def decode(
+    codes: Tensor,
+    fmt: Format | str,
+    dtype: torch.dtype = torch.float32,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The values of code points, into `out` if given; LowprecError where `dtype` does not hold the
+    format's values, or a code is none of the format's."""
+    return qtensor.decode_tensor(codes, _scalar(fmt), dtype, out)
 
 
 def _traced(

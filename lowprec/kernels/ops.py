@@ -13,7 +13,7 @@ from lowprec.errors import LowprecError, unknown
 from lowprec.kernels import compiled, counter, cpu
 from lowprec.kernels.block import scaled
 from lowprec.kernels.element import projector
-from lowprec.kernels.word import require, word_of
+from lowprec.kernels.word import check_out, require, word_of
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.quantizer import Quantizer
 
@@ -200,11 +200,7 @@ def fake_quantize(x: Tensor, c: Call, out: Tensor | None, gradient: str) -> Tens
         raise unknown("gradient", gradient, GRADIENTS)
     differentiable = torch.is_grad_enabled() and x.requires_grad
     if out is not None:
-        if out.shape != x.shape or out.dtype != x.dtype:
-            raise LowprecError(
-                f"out: {out.dtype} of shape {tuple(out.shape)}; expected {x.dtype} of shape "
-                f"{tuple(x.shape)}"
-            )
+        check_out(out, x.shape, x.dtype)
         if differentiable or (torch.is_grad_enabled() and out.requires_grad):
             raise LowprecError("out= takes no part in autograd; use torch.no_grad()")
     masked = gradient == "saturation-mask"

@@ -30,18 +30,19 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
     Code i, counted in row-major order, takes the bits ``i * bits`` to ``(i + 1) * bits - 1``, its
     lowest first; bit j of the stream is bit ``j % 8`` of byte ``j // 8`` (of two 4-bit codes the
-    first is the low nibble). The bits left in the last byte are zero. LowprecError unless the
+    first is the low nibble). The bits left in the last byte are zero. Codes of 8, 16, 32 or 64 bits
+    are such a stream already: theirs shares their memory. LowprecError unless the
     codes are integers of 0 to 2^bits - 1 and bits is 1 to 64.
     """
     _check_bits(bits)
     if codes.dtype.is_floating_point or codes.dtype.is_complex or codes.dtype == torch.bool:
         raise LowprecError(f"codes of {codes.dtype}: expected integers")
-    if codes.numel() and (found := cpu.pack(codes, bits)) is not None:
+    if bits != 8 and codes.numel() and (found := cpu.pack(codes, bits)) is not None:
         return found
     period, width = _period(bits)
     flat = codes.reshape(-1)
     if flat.dtype == _STREAMS.get(bits):
-        return flat.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+        return flat.contiguous().view(torch.uint8)
     groups = -(-flat.numel() // period)
     packed = torch.empty(groups, width, dtype=torch.uint8, device=codes.device)
     for first, last in _chunks(groups, period):
@@ -70,7 +71,7 @@ def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
     if tail and int(flat[-1]) >> tail:
         raise LowprecError(f"packed bits: the last {8 - tail} are not zero")
     if bits in _STREAMS:
-        return flat.clone(memory_format=torch.contiguous_format).view(_STREAMS[bits])
+        return flat.contiguous().view(_STREAMS[bits])
     if count and (found := cpu.unpack(flat, bits, count)) is not None:
         return found
     period, width = _period(bits)

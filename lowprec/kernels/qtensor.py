@@ -24,7 +24,7 @@ from lowprec.kernels.codec import values_of as values_of_codes
 from lowprec.kernels.element import projector
 from lowprec.kernels.ops import Call
 from lowprec.kernels.scale import whole_scale
-from lowprec.kernels.word import FLOAT32, holds, require, word_of
+from lowprec.kernels.word import FLOAT32, check_out, holds, require, word_of
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import CodebookFormat, FloatFormat, Format
 from lowprec.spec.projection import Projection
@@ -76,9 +76,9 @@ class QTensor:
 
         return pack(self)
 
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
         """See `lowprec.kernels.dequantize`."""
-        return dequantize(self, dtype)
+        return dequantize(self, dtype, out)
 
 
 def quantize_tensor(x: Tensor, c: Call) -> QTensor:
@@ -165,23 +165,28 @@ def _table(fmt: Format) -> Tensor:
     return table
 
 
-def decode_tensor(codes: Tensor, fmt: Format, dtype: torch.dtype) -> Tensor:
+def decode_tensor(
+    codes: Tensor, fmt: Format, dtype: torch.dtype, out: Tensor | None = None
+) -> Tensor:
     require(dtype, fmt)
+    check_out(out, codes.shape, dtype)
     if dtype == torch.float32 and _are_bytes(codes, fmt):
-        found = cpu.dequantize(codes, _table(fmt))
+        found = cpu.dequantize(codes, _table(fmt), out=out)
         if found is not None:
             return found
-    return values_of_codes(check_codes(codes, fmt), fmt).to(dtype)
+    y = values_of_codes(check_codes(codes, fmt), fmt).to(dtype)
+    return y if out is None else out.copy_(y)
 
 
-def dequantize(q: QTensor, dtype: torch.dtype = torch.float32) -> Tensor:
+def dequantize(q: QTensor, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
     """The values of a quantized tensor: those that `fake_quantize` gives, rounded to `dtype`, and
     in float64 where that is `dtype`; of a scalar format the values themselves, which `dtype` must
-    hold (else LowprecError)."""
+    hold (else LowprecError). out: a tensor of that dtype and the shape of `q`."""
     fmt = q.quantizer.format
     if not isinstance(fmt, BlockFormat):
-        return decode_tensor(q.codes, fmt, dtype)
-    if dtype == torch.float32 and (found := _by_core(q, fmt)) is not None:
+        return decode_tensor(q.codes, fmt, dtype, out)
+    check_out(out, q.shape, dtype)
+    if dtype == torch.float32 and (found := _by_core(q, fmt, out)) is not None:
         return found
     word, layout = word_of(dtype), Layout(fmt, q.shape, q.axis)
     elements = _elements(q, fmt, word.dtype, layout)
@@ -199,7 +204,8 @@ def dequantize(q: QTensor, dtype: torch.dtype = torch.float32) -> Tensor:
         q.outlier,
     )
     whole, shift = whole_and_shift(shared, layout)
-    return values_of(elements, shared, layout, whole, shift).to(dtype)
+    y = values_of(elements, shared, layout, whole, shift).to(dtype)
+    return y if out is None else out.copy_(y)
 
 
 def _are_bytes(codes: Tensor, fmt: Format) -> bool:
@@ -210,7 +216,7 @@ def _are_bytes(codes: Tensor, fmt: Format) -> bool:
     return holds(torch.float32, fmt) and (size == 256 or int(codes.amax()) < size)
 
 
-def _by_core(q: QTensor, fmt: BlockFormat) -> Tensor | None:
+def _by_core(q: QTensor, fmt: BlockFormat, out: Tensor | None) -> Tensor | None:
     """`dequantize` by the CPU core, or None where it does not cover the case."""
     refined = fmt.inner or fmt.zero_point or fmt.offset or fmt.outlier
     coarse = fmt.outer is not None and fmt.outer.block != "tensor"
@@ -219,7 +225,7 @@ def _by_core(q: QTensor, fmt: BlockFormat) -> Tensor | None:
     scale = decode_tensor(q.scales, fmt.scale, torch.float32)
     outer = None if q.outer_scale is None else q.outer_scale.float()
     whole = whole_scale(scale, outer).contiguous()
-    return cpu.dequantize(q.codes, _table(fmt.element), whole, q.axis, fmt.block)
+    return cpu.dequantize(q.codes, _table(fmt.element), whole, q.axis, fmt.block, out)
 
 
 def _elements(q: QTensor, fmt: BlockFormat, dtype: torch.dtype, layout: Layout) -> Tensor:

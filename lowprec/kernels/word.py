@@ -142,6 +142,15 @@ def require(dtype: torch.dtype, fmt: Format) -> None:
     raise LowprecError(f"{fmt.name}: {dtype} does not hold all its values; {hint}")
 
 
+def check_out(out: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> None:
+    """LowprecError unless `out`, if given, can hold a result of this shape and dtype."""
+    if out is not None and (out.shape != shape or out.dtype != dtype):
+        raise LowprecError(
+            f"out: {out.dtype} of shape {tuple(out.shape)}; expected {dtype} of shape "
+            f"{tuple(shape)}"
+        )
+
+
 def floor_log2_of(pattern: Tensor, word: Word) -> Tensor:
     """floor(log2) of the magnitudes with these patterns, from bits alone; garbage for 0.
 

@@ -83,6 +83,23 @@ def test_wrong_arguments_are_one_line_errors() -> None:
         assert "\n" not in str(error.value)
 
 
+def test_out_of_codes_and_values() -> None:
+    x = torch.randn(4, 64)
+    codes = kernels.encode(x, "float8_e4m3fn")
+    out = torch.empty_like(codes)
+    assert kernels.encode(x, "float8_e4m3fn", out=out) is out
+    assert torch.equal(out, codes)
+    values = torch.empty_like(x)
+    assert kernels.decode(codes, "float8_e4m3fn", out=values) is values
+    assert_same_bits(values, kernels.cast(x, "float8_e4m3fn"))
+    for name in ("mxfp4/floor", "nvfp4/amax", "hif4/amax"):
+        q = kernels.quantize(x, name)
+        assert q.dequantize(out=values) is values
+        assert_same_bits(values, kernels.fake_quantize(x, name))
+        with pytest.raises(LowprecError, match=r"out: torch\.float32 of shape"):
+            q.dequantize(out=torch.empty(3))
+
+
 def test_a_generator_gives_the_same_bits_again() -> None:
     x = torch.rand(1000) * 6
     name = "float4_e2m1fn/cast/stochastic:8"
