@@ -37,6 +37,11 @@ class Call:
     scale: Tensor | None = None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the quantizer needs no more than the tensor."""
+        return self.quantizer.projection.bits is None and self.quantizer.rule != "static"
+
+    @property
     def is_whole(self) -> bool:
         """Whether an element depends on the whole tensor."""
         fmt = self.quantizer.format
@@ -60,17 +65,14 @@ def call(
 ) -> Call:
     """The arguments checked: LowprecError for what does not fit together."""
     word_of(x.dtype)
-    rank = max(x.dim(), 1)
-    if not -rank <= axis < rank:
-        raise LowprecError(f"axis {axis}: expected {-rank} to {rank - 1} for rank {x.dim()}")
-    if isinstance(quantizer.format, BlockFormat):
-        # LowprecError where the shape has no such blocks.
-        quantizer.format.block_sizes(tuple(x.shape), axis)
+    plain = _plain_call(quantizer, x.shape, axis)
+    if random is None and scale is None and plain.is_plain:
+        return plain
     if (scale is None) != (quantizer.rule != "static"):
         raise LowprecError(
             f"{quantizer.spell()}: scale= belongs to the rule static, which needs it"
         )
-    axis = axis - rank if axis >= 0 else axis
+    axis = plain.axis
     bits = quantizer.projection.bits
     if (bits is None) != (random is None):
         raise LowprecError(
@@ -81,6 +83,17 @@ def call(
             raise LowprecError(f"random={random}: a seed is an integer from 0 to 2^64 - 1")
         return Call(quantizer, axis, None, random, scale)
     return Call(quantizer, axis, None if bits is None else _drawn(x, bits, random), None, scale)
+
+
+@lru_cache(maxsize=4096)
+def _plain_call(quantizer: Quantizer, shape: torch.Size, axis: int) -> Call:
+    rank = max(len(shape), 1)
+    if not -rank <= axis < rank:
+        raise LowprecError(f"axis {axis}: expected {-rank} to {rank - 1} for rank {len(shape)}")
+    if isinstance(quantizer.format, BlockFormat):
+        # LowprecError where the shape has no such blocks.
+        quantizer.format.block_sizes(tuple(shape), axis)
+    return Call(quantizer, axis - rank if axis >= 0 else axis)
 
 
 def _drawn(x: Tensor, bits: int, random: Tensor | torch.Generator | None) -> Tensor:
