@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -59,6 +60,9 @@ RecipeText = Annotated[
 
 def main() -> None:
     """The console script. Exit codes: 0 fine, 1 a check failed, 2 bad input, 130 interrupted."""
+    # transformers imports torchao where there is one, which warns of parts that it lacks.
+    for library in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(library).setLevel(logging.ERROR)
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0
     except LowprecError as error:

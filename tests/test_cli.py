@@ -124,9 +124,7 @@ def test_check_fails_a_wrong_fact(run: Runner, tmp_path: Path) -> None:
     assert result["differing"] == 0
 
 
-def test_check_fails_a_wrong_answer(
-    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_fails_a_wrong_answer(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     from lowprec import kernels
 
     right = kernels.encode

@@ -63,6 +63,13 @@ def edges(fmt: Format, dtype: torch.dtype, most: int) -> Tensor:
     return torch.cat([x, -x, torch.tensor([math.nan], dtype=dtype)])
 
 
+def bell(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """About normally distributed float32 numbers, sums of four integers over 2^21: the same bits on
+    every machine, which torch.randn does not promise."""
+    parts = torch.randint(-(1 << 21), 1 << 21, (4, *shape), generator=generator)
+    return parts.sum(0).float() * 2.0**-21
+
+
 def breaking(width: int) -> list[Tensor]:
     """Groups of rows of `width`, of one kind each: what exponents, scales and ends get wrong.
 
@@ -70,7 +77,7 @@ def breaking(width: int) -> list[Tensor]:
     range, subnormals, largest magnitudes at ends of formats, zeros, and NaN and Inf among others.
     """
     generator = torch.Generator().manual_seed(0)
-    normal = torch.randn(7, width, generator=generator)
+    normal = bell((7, width), generator)
     powers = 2.0 ** torch.arange(-120, 121, 40)[:, None]
     below = torch.full((7, width), 1.0).nextafter(torch.zeros(())) * powers
     bits = torch.randint(-(1 << 31), 1 << 31, (4, width), generator=generator)
@@ -89,7 +96,7 @@ def breaking(width: int) -> list[Tensor]:
 def wide(width: int) -> list[Tensor]:
     """The like in float64: numbers that float32 cannot tell apart or hold."""
     generator = torch.Generator().manual_seed(2)
-    x = torch.randn(6, width, generator=generator, dtype=torch.float64)
+    x = bell((6, width), generator).double() * (1 + 2.0**-30)
     x[1] *= 2.0 ** torch.randint(-300, 300, (width,), generator=generator)
     x[2] = 1 + torch.arange(width) * 2.0**-50
     x[3] *= 2.0**-1060

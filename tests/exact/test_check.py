@@ -110,13 +110,13 @@ def test_facts_of_the_other_parts_of_a_block_format() -> None:
         "scale": {"emax": 126},
         "outlier": {"max": 7.5},
     }
+    parts = ("element", "scale", "outlier.element")
     assert check_facts(mxfp4_plus, facts(parts=wrong)) == [
         "mxfp4_plus: parts.outlier.element: max: stated 6.0, derived 7.5",
         "mxfp4_plus: parts.outlier.element: min_normal: stated 4.0, but it has none",
         "mxfp4_plus: parts.outlier.element: codes.0x1: stated 4.25, derived 4.5",
         "mxfp4_plus: parts.scale: emax: stated 126, derived 127.0",
-        "mxfp4_plus: parts.outlier: it has no such part; "
-        "expected one of element, scale, outlier.element",
+        f"mxfp4_plus: parts.outlier: it has no such part; expected one of {', '.join(parts)}",
     ]
     assert check_facts(load_format("int4"), facts(parts={"scale": {}})) == [
         "int4: parts.scale: it has no such part; expected none"
