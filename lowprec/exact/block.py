@@ -25,7 +25,7 @@ from lowprec.exact.scale import (
 from lowprec.exact.values import Value, code_of, exact, finite, to_float
 from lowprec.spec.block import Block as Granularity
 from lowprec.spec.block import BlockFormat
-from lowprec.spec.format import CodebookFormat, FloatFormat, Format
+from lowprec.spec.format import Format
 from lowprec.spec.quantizer import Quantizer
 
 
@@ -138,15 +138,9 @@ def _outlier(values: Sequence[float], fmt: BlockFormat, whole: Value, a: Arithme
         return None
     amax = largest_magnitude(values)
     ratio = a.divide(amax, whole)
-    if finite(ratio) and ratio < _min_positive(fmt.outlier.element):
+    if finite(ratio) and ratio < fmt.outlier.element.min_positive_exact:
         return None
     return next(i for i, x in enumerate(values) if abs(exact(x)) == amax)
-
-
-def _min_positive(fmt: Format) -> Fraction:
-    if isinstance(fmt, CodebookFormat):
-        return min(Fraction(v) for v in fmt.values if 0 < v < math.inf)
-    return fmt.min_positive_exact if isinstance(fmt, FloatFormat) else Fraction(2) ** fmt.exponent
 
 
 def _error(values: Sequence[float], block: Block, places: Sequence[int] | None) -> float:

@@ -23,7 +23,7 @@ from lowprec.exact.values import (
 )
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.facts import Facts, ScalarFacts
-from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat, pow2
+from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat
 from lowprec.spec.projection import ROUNDINGS, Projection
 
 # Problems of one format that are listed before the rest is only counted.
@@ -90,21 +90,10 @@ def _derived(fmt: Format | BlockFormat) -> dict[str, Fraction]:
             derived["elements_per_scale"] = Fraction(math.prod(fmt.block))
         return derived
     derived["bits_per_element"] = Fraction(fmt.bits)
-    derived["min_positive"] = _min_positive(fmt)
+    derived["min_positive"] = fmt.min_positive_exact
     if isinstance(fmt, FloatFormat):
         derived["min_normal"] = fmt.min_normal_exact
     return derived
-
-
-def _min_positive(fmt: Format) -> Fraction:
-    match fmt:
-        case FloatFormat():
-            return fmt.min_positive_exact
-        case IntFormat():
-            return pow2(fmt.exponent)
-        case CodebookFormat():
-            return Fraction(min(v for v in fmt.values if 0 < v < math.inf))
-    raise TypeError(f"no scalar format: {fmt!r}")
 
 
 def _nearest_float(x: Fraction) -> Fraction:
@@ -168,7 +157,7 @@ def _round_trip(fmt: Format) -> Iterator[str]:
 
 def _limits(fmt: Format) -> Iterator[str]:
     values = [x for x in _points(fmt).values() if finite(x)]
-    expected = {"max": fmt.max_exact, "min_positive": _min_positive(fmt)}
+    expected = {"max": fmt.max_exact, "min_positive": fmt.min_positive_exact}
     found = {"max": max(values), "min_positive": min(x for x in values if x > 0)}
     if not (isinstance(fmt, IntFormat) and fmt.symmetric):
         expected["min"], found["min"] = fmt.min_exact, min(values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 
 import torch
@@ -17,7 +16,6 @@ from lowprec.kernels.element import Projector, projector
 from lowprec.kernels.scale import InnerRule, ScaleRule, rule_of
 from lowprec.kernels.word import FLOAT32, FLOAT64, Word, holds, word_of
 from lowprec.spec.block import BlockFormat
-from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat, pow2
 from lowprec.spec.quantizer import GIVEN_RULES, SEARCHING_RULES, Quantizer
 
 
@@ -94,7 +92,7 @@ def numbers_of(quantizer: Quantizer, word: Word = FLOAT32) -> BlockNumbers:
         projector(outlier, projection, wide) if outlier else None,
         rules.inner_rules(fmt),
         float(fmt.element.min_exact),
-        float(_min_positive(outlier)) if outlier else 0.0,
+        float(outlier.min_positive_exact) if outlier else 0.0,
         fmt.offset is not None and fmt.offset.min_exact < 0,
     )
 
@@ -320,17 +318,6 @@ def _offset(low: Tensor, whole: Tensor, shared: Shared, layout: Layout, lowest: 
     if shared.outer_offset is None:
         return 0 - low
     return rules.over(0 - low, layout.at_blocks(shared.outer_offset))
-
-
-def _min_positive(fmt: Format) -> Fraction | float:
-    match fmt:
-        case CodebookFormat():
-            return min(v for v in fmt.values if 0 < v < torch.inf)
-        case FloatFormat():
-            return fmt.min_positive_exact
-        case IntFormat():
-            return pow2(fmt.exponent)
-    raise TypeError(f"no scalar format: {fmt!r}")
 
 
 def _projected(

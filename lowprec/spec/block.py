@@ -90,31 +90,31 @@ class BlockFormat(Spec):
     def _check_outer(self) -> None:
         if self.outer is None:
             return
-        own, outer = self.block, self.outer.block
-        flat = not isinstance(own, str) and len(own) == 1
-        multiple = (
-            flat and len(outer) == 1 and not isinstance(outer, str) and outer[0] % own[0] == 0
-        )
-        if not (
-            multiple or (outer == "channel" and flat) or (outer == "tensor" and own != "tensor")
-        ):
+        own, outer = _length(self.block), _length(self.outer.block)
+        multiple = own is not None and outer is not None and outer % own == 0
+        along = self.outer.block == "channel" and own is not None
+        everything = self.outer.block == "tensor" and self.block != "tensor"
+        if not (multiple or along or everything):
             raise ValueError(
-                f"outer: block {_show(outer)} is not made of whole blocks {_show(own)}"
+                f"outer: block {_show(self.outer.block)} is not made of whole blocks "
+                f"{_show(self.block)}"
             )
 
     def _check_inner(self) -> None:
-        size = self.block
+        block = self.block
         for level in self.inner:
-            scale, block = level.scale, level.block
+            scale = level.scale
             if not (isinstance(scale, FloatFormat) and scale.precision == 1 and not scale.zero):
                 raise ValueError(
                     f"inner: {scale.name!r} is no float of precision 1 without zero, whose values "
                     f"are powers of two"
                 )
-            parts = not isinstance(size, str) and not isinstance(block, str)
-            if not (parts and len(size) == len(block) == 1 and size[0] % block[0] == 0):
-                raise ValueError(f"inner: blocks {_show(size)} are not made of {_show(block)}")
-            size = block
+            size, part = _length(block), _length(level.block)
+            if size is None or part is None or size % part:
+                raise ValueError(
+                    f"inner: blocks {_show(block)} are not made of {_show(level.block)}"
+                )
+            block = level.block
 
     @property
     def elements_max(self) -> float:
@@ -126,7 +126,7 @@ class BlockFormat(Spec):
     @property
     def parts(self) -> dict[str, Format]:
         """The scalar formats that it is made of, by key."""
-        found = {"element": self.element, "scale": self.scale}
+        found: dict[str, Format] = {"element": self.element, "scale": self.scale}
         found |= {"outer.scale": self.outer.scale} if self.outer else {}
         found |= {f"inner.{i}.scale": level.scale for i, level in enumerate(self.inner)}
         found |= {k: f for k in ("zero_point", "offset") if (f := getattr(self, k)) is not None}
@@ -195,6 +195,11 @@ class BlockFormat(Spec):
         bits = math.prod(shape) * self.element.bits
         bits += sum(math.prod(self.scale_shape(shape, axis, b)) * n for b, n in levels)
         return bits + (self.per_outer_bits if self.outer and self.outer.block == "tensor" else 0)
+
+
+def _length(block: Block) -> int | None:
+    """Elements of a one-dimensional block, or None."""
+    return None if isinstance(block, str) or len(block) > 1 else int(block[0])
 
 
 def _show(block: Block) -> str:

@@ -25,7 +25,7 @@ def list_formats() -> list[str]:
 
 @cache
 def _files() -> dict[str, Path]:
-    return {path.stem: path for path in data_dir("formats").glob("*/*.toml")}
+    return {p.stem: p for kind in ("scalar", "block") for p in _folder.glob(f"{kind}/*.toml")}
 
 
 def load_format(name: str | Path, where: str = "") -> Format | BlockFormat:

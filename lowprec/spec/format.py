@@ -46,6 +46,11 @@ class Format(Spec):
         return _number(self.min_exact)
 
     @property
+    def min_positive_exact(self) -> Fraction:
+        """Smallest positive value: subnormal where the format has those."""
+        raise NotImplementedError
+
+    @property
     def emax(self) -> int:
         """floor(log2(max)): the exponent that the OCP scale rules subtract."""
         return floor_log2(self.max_exact)
@@ -165,7 +170,6 @@ class FloatFormat(Format):
 
     @property
     def min_positive_exact(self) -> Fraction:
-        """Smallest positive value: subnormal where the format has those."""
         step = pow2(self.emin - (self.precision - 1))
         if self.subnormals:
             return step
@@ -217,6 +221,10 @@ class IntFormat(Format):
         return -self.max_integer if self.symmetric else -self.max_integer - 1
 
     @property
+    def min_positive_exact(self) -> Fraction:
+        return pow2(self.exponent)
+
+    @property
     def max_exact(self) -> Fraction:
         return self.max_integer * pow2(self.exponent)
 
@@ -257,6 +265,10 @@ class CodebookFormat(Format):
     def __hash__(self) -> int:
         # Formats are keys of caches; 65,536 values would be hashed at every look-up.
         return hash((self.name, self.bits, len(self.values)))
+
+    @property
+    def min_positive_exact(self) -> Fraction:
+        return Fraction(min(v for v in self.values if 0 < v < math.inf))
 
     @property
     def max_exact(self) -> Fraction:
