@@ -25,7 +25,8 @@ def list_formats() -> list[str]:
 
 @cache
 def _files() -> dict[str, Path]:
-    return {p.stem: p for kind in ("scalar", "block") for p in _folder.glob(f"{kind}/*.toml")}
+    folders = (data_dir("formats") / kind for kind in ("scalar", "block"))
+    return {path.stem: path for folder in folders for path in folder.glob("*.toml")}
 
 
 def load_format(name: str | Path, where: str = "") -> Format | BlockFormat:
