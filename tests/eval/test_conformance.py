@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from lowprec import exact, kernels
-from lowprec.eval import conformance, hard_inputs
-from lowprec.eval.conformance import Comparison, compare, conform, quantizers, scalar_steps
+from lowprec.eval import hard_inputs
+from lowprec.eval.conformance import Comparison, blocks, conform, scalars
+from lowprec.eval.conformance.comparison import compare, differing
 from lowprec.spec import BlockFormat, Level, load_format
 
 
@@ -50,10 +51,10 @@ def test_every_kind_of_block_conforms(kind: str) -> None:
 def test_the_rest_follows_from_few_answers_of_the_oracle() -> None:
     fmt = load_format("float6_e3m2fn")
     x = torch.cat([hard_inputs.edges(fmt, torch.float32, 8), hard_inputs.random_bits(50)])
-    for projection in conformance.DETERMINISTIC:
+    for projection in scalars.DETERMINISTIC:
         every = [float(exact.project(v, fmt, projection)) for v in x.tolist()]
-        found = conformance.project(x, fmt, projection)
-        assert not conformance.differing(found, torch.tensor(every)).any()
+        found = scalars.project(x, fmt, projection)
+        assert not differing(found, torch.tensor(every)).any()
 
 
 def test_differences_are_counted_and_named() -> None:
@@ -71,7 +72,7 @@ def test_a_wrong_cast_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.where(x == 2.5, 3.0, right(x, *rest))
 
     monkeypatch.setattr(kernels, "cast", wrong)
-    steps = list(scalar_steps(load_format("float4_e2m1fn")))
+    steps = list(scalars.scalar_steps(load_format("float4_e2m1fn")))
     found = sum((step() for step in steps), Comparison())
     # Three of six roundings send it to 2, under three saturations; two of three random numbers do.
     assert len([line for line in found.problems if "expected [2.0" in line]) == 9 + 2
@@ -79,8 +80,8 @@ def test_a_wrong_cast_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_wrong_scale_or_size_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    (q,) = (q for q in quantizers(small("mxfp4")) if q.rule == "floor")
-    steps = [conformance._values, conformance._stored, conformance._stored_codes]
+    (q,) = (q for q in blocks.quantizers(small("mxfp4")) if q.rule == "floor")
+    steps = [blocks._values, blocks._stored, blocks._stored_codes]
 
     def problems() -> list[int]:
         arguments = [(q, -1), (q,), (q,)]

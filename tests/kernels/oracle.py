@@ -6,7 +6,7 @@ from torch import Tensor
 
 from lowprec import format as load_format
 from lowprec import list_formats
-from lowprec.eval.conformance import differing
+from lowprec.eval.conformance.comparison import differing
 from lowprec.spec import Format
 
 FORMATS = [load_format(name) for name in list_formats()]

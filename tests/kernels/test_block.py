@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lowprec import LowprecError, exact, kernels, quantizer
 from lowprec.eval import hard_inputs
-from lowprec.eval.conformance import expected, fake, quantizers, reaches_across, static_scale
+from lowprec.eval.conformance.blocks import expected, fake, quantizers, reaches_across, static_scale
 from lowprec.spec import (
     BlockFormat,
     CodebookFormat,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lowprec import LowprecError, exact, kernels, quantizer
 from lowprec.eval import hard_inputs
-from lowprec.eval.conformance import dtype_for
+from lowprec.eval.conformance.scalars import dtype_for
 from lowprec.kernels import core, counter, cpu
 from lowprec.kernels.block import scaled
 from lowprec.kernels.codec import codes_of

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lowprec import LowprecError, exact, kernels
 from lowprec import format as load_format
-from lowprec.eval.conformance import DETERMINISTIC, dtype_for, project
+from lowprec.eval.conformance.scalars import DETERMINISTIC, dtype_for, project
 from lowprec.eval.hard_inputs import edges, every_bfloat16, every_float16, random_bits
 from lowprec.spec import Format, IntFormat, Projection
 from tests import strategies

@@ -51,8 +51,8 @@ def test_differences_and_reasons() -> None:
 
 @pytest.mark.parametrize(
     ("x", "text"),
-    [(0.1, "0.1"), (1.0 + 2.0**-30, "1073741825 * 2^-30"), (2.0**-149, "2^-149"), (-(2.0**40), "-2^40"),
-     (-0.0, "-0"), (float("-inf"), "-Inf"), (16777215.0, "16777215"), (448.0, "448")],
+    [(0.1, "0.1"), (1.0 + 2.0**-30, "1073741825 * 2^-30"), (2.0**-149, "2^-149"),
+     (-(2.0**40), "-2^40"), (-0.0, "-0"), (float("-inf"), "-Inf"), (16777215.0, "16777215")],
 )  # fmt: skip
 def test_numbers_read_back_as_themselves(x: float, text: str) -> None:
     assert show(x) == text
