@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lowprec.kernels.core import Job, load
 from lowprec.kernels.plan import Plan, plan_of
-from lowprec.spec.block import Block
+from lowprec.spec.block import Block, BlockFormat
 from lowprec.spec.quantizer import Quantizer
 
 # With fewer elements each, more threads cost more than they save.
@@ -76,6 +76,65 @@ def walk(shape: torch.Size, axis: int, block: Block | int) -> Walk:
     return Walk(1, n // inner, inner, b) if k % b == 0 else Walk(n // (k * inner), k, inner, b)
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What all calls with a quantizer, a shape and an axis share."""
+
+    plan: Plan
+    walk: Walk
+    n: int
+    scale_shape: tuple[int, ...] | None
+
+    @cached_property
+    def needs_largest(self) -> bool:
+        """Whether an element depends on the whole tensor."""
+        return self.plan.outer is not None or self.plan.block == "tensor"
+
+    @cached_property
+    def unit(self) -> int:
+        """Elements that a thread does not share, and starts at multiples of."""
+        return LANES if self.plan.block in (None, "tensor") else self.walk.unit
+
+    @cached_property
+    def is_aligned(self) -> bool:
+        return self.plan.block in (None, "tensor") or self.walk.is_aligned
+
+    def run(self, library: ctypes.CDLL, job: Job, n: int, amax: int) -> int:
+        """Nonzero where a code stands for a NaN."""
+        if self.plan.block is None:
+            return library.lp_cast(job, n)
+        if self.plan.block == "tensor":
+            return library.lp_apply(job, n, amax)
+        outer, k, inner, b = self.walk.part(n)
+        if inner == 1:
+            return library.lp_rows(job, outer, k, b)
+        return library.lp_columns(job, outer, k, inner, b)
+
+
+# By identity: to hash a quantizer takes as long as to quantize a small tensor.
+_PREPARED: dict[tuple[int, torch.Size, int], tuple[Quantizer, Prepared | None]] = {}
+
+
+def prepared(quantizer: Quantizer, shape: torch.Size, axis: int) -> Prepared | None:
+    """None for what the core does not cover, and for empty tensors."""
+    key = id(quantizer), shape, axis
+    known = _PREPARED.get(key)
+    if known is None:
+        if len(_PREPARED) >= 4096:
+            _PREPARED.clear()
+        known = _PREPARED[key] = quantizer, _prepared(quantizer, shape, axis)
+    return known[1]
+
+
+def _prepared(quantizer: Quantizer, shape: torch.Size, axis: int) -> Prepared | None:
+    plan, n = plan_of(quantizer), math.prod(shape)
+    if plan is None or not n:
+        return None
+    blocked = isinstance(plan.format, BlockFormat)
+    scale_shape = plan.format.scale_shape(tuple(shape), axis) if blocked else None
+    return Prepared(plan, walk(shape, axis, plan.block or "tensor"), n, scale_shape)
+
+
 def fake_quantize(
     x: Tensor,
     quantizer: Quantizer,
@@ -87,11 +146,11 @@ def fake_quantize(
 
     seed: for stochastic rounding, whose random bits are `counter.bits` of it.
     """
-    plan, library = plan_of(quantizer), load()[0]
-    if plan is None or library is None or (seed is None) == plan.is_random or not _fits(x, out):
+    library, p = load()[0], prepared(quantizer, x.shape, axis)
+    if p is None or library is None or (seed is None) == p.plan.is_random or not _fits(x, out):
         return None
     y = _empty(library, x.shape, torch.float32) if out is None else out
-    _quantize(library, x, plan, axis, seed, y=y)
+    _quantize(library, x, p, seed, y=y)
     return y
 
 
@@ -101,16 +160,15 @@ def quantize(
     """Codes of the elements (uint8, of x's shape), values of the block scales s (float32, of
     `BlockFormat.scale_shape`; None for a scalar format) and of an outer scale t (float32, of rank
     0, or None). Also None where a NaN has no code in a scalar format."""
-    plan, library = plan_of(quantizer), load()[0]
-    if plan is None or plan.code is None or library is None or not _fits(x, None):
+    library, p = load()[0], prepared(quantizer, x.shape, axis)
+    if p is None or library is None or (seed is None) == p.plan.is_random or not _fits(x, None):
         return None
-    if (seed is None) == plan.is_random:
+    if p.plan.code is None:
         return None
-    codes, scales = _empty(library, x.shape, torch.uint8), None
-    if plan.block is not None:
-        scales = torch.empty(plan.format.scale_shape(tuple(x.shape), axis))
-    outer, nan = _quantize(library, x, plan, axis, seed, codes=codes, scales=scales)
-    if nan and plan.block is None and not plan.has_nan:
+    codes = _empty(library, x.shape, torch.uint8)
+    scales = None if p.scale_shape is None else torch.empty(p.scale_shape)
+    outer, nan = _quantize(library, x, p, seed, codes=codes, scales=scales)
+    if nan and p.plan.block is None and not p.plan.has_nan:
         return None
     return codes, scales, None if outer is None else torch.tensor(outer)
 
@@ -194,14 +252,14 @@ def _is_plain(t: Tensor) -> bool:
 
 
 def _fits(x: Tensor, out: Tensor | None) -> bool:
-    if x.dtype != torch.float32 or not _is_plain(x) or not x.numel():
+    if x.dtype != torch.float32 or not _is_plain(x) or torch.compiler.is_compiling():
         return False
-    if out is None:
-        return not torch.compiler.is_compiling()
-    if out.dtype != torch.float32 or not _is_plain(out) or torch.compiler.is_compiling():
+    if out is None or out is x:
+        return True
+    if out.dtype != torch.float32 or not _is_plain(out):
         return False
-    distance = out.data_ptr() - x.data_ptr()
-    return not distance or abs(distance) >= x.nbytes
+    distance = abs(out.data_ptr() - x.data_ptr())
+    return not distance or distance >= x.nbytes
 
 
 def _empty(library: ctypes.CDLL, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -214,28 +272,21 @@ def _empty(library: ctypes.CDLL, shape: torch.Size, dtype: torch.dtype) -> Tenso
 def _quantize(
     library: ctypes.CDLL,
     x: Tensor,
-    plan: Plan,
-    axis: int,
+    p: Prepared,
     seed: int | None,
     y: Tensor | None = None,
     codes: Tensor | None = None,
     scales: Tensor | None = None,
-) -> tuple[float | None, bool]:
-    """Into `y`, or `codes` and `scales`: the outer scale, and whether a code stands for a NaN."""
-    n, whole = x.numel(), plan.block is None or plan.block == "tensor"
-    w = walk(x.shape, axis, plan.block or "tensor")
-    amax = _largest(library, x) if plan.outer or plan.block == "tensor" else 0
+) -> tuple[float | None, int]:
+    """Into `y`, or `codes` and `scales`: the outer scale, and nonzero where a code stands for a
+    NaN."""
+    plan, w, at = p.plan, p.walk, x.data_ptr()
+    amax = _largest(library, at, p.n) if p.needs_largest else 0
     outer = library.lp_scale(amax, plan.outer) if plan.outer else None
-    streams = (
-        y is not None
-        and y.nbytes >= STREAMED
-        and y.data_ptr() != x.data_ptr()
-        and y.data_ptr() % VECTOR == 0
-        and (whole or w.is_aligned)
-    )
-    at, to = x.data_ptr(), y.data_ptr() if y is not None else None
-    code_at = codes.data_ptr() if codes is not None else None
-    scale_at = scales.data_ptr() if scales is not None else None
+    to = y.data_ptr() if y is not None else 0
+    code_at = codes.data_ptr() if codes is not None else 0
+    scale_at = scales.data_ptr() if scales is not None else 0
+    streams = 4 * p.n >= STREAMED and to != at and to % VECTOR == 0 and p.is_aligned
 
     def work(start: int, count: int) -> int:
         job = Job(
@@ -245,26 +296,14 @@ def _quantize(
             scale_at and scale_at + 4 * (start // w.unit * w.scales),
             start, seed or 0, outer or 0.0, streams, *plan.addresses,
         )  # fmt: skip
-        return _called(library, job, plan, w, count, amax)
+        return p.run(library, job, count, amax)
 
-    return outer, any(_in_parts(n, LANES if whole else w.unit, work))
-
-
-def _called(library: ctypes.CDLL, job: Job, plan: Plan, w: Walk, n: int, amax: int) -> int:
-    if plan.block is None:
-        return library.lp_cast(job, n)
-    if plan.block == "tensor":
-        return library.lp_apply(job, n, amax)
-    outer, k, inner, b = w.part(n)
-    if inner == 1:
-        return library.lp_rows(job, outer, k, b)
-    return library.lp_columns(job, outer, k, inner, b)
+    return outer, max(_in_parts(p.n, p.unit, work))
 
 
-def _largest(library: ctypes.CDLL, x: Tensor) -> int:
+def _largest(library: ctypes.CDLL, at: int, n: int) -> int:
     """The pattern of the largest magnitude; of NaN, were there one."""
-    at = x.data_ptr()
-    return max(_in_parts(x.numel(), LANES, lambda i, n: library.lp_largest(at + 4 * i, n)))
+    return max(_in_parts(n, LANES, lambda start, n: library.lp_largest(at + 4 * start, n)))
 
 
 @cache
@@ -275,9 +314,10 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 def _in_parts(n: int, unit: int, work: Callable[[int, int], int]) -> list[int]:
     """``work(start, elements)`` for parts of whole `unit`s (the last may be ragged), in as many
     threads as torch uses and the size deserves."""
-    threads = 1 if n < 2 * PER_THREAD else min(torch.get_num_threads(), n // PER_THREAD)
-    threads = min(threads, -(-n // unit))
-    if threads <= 1:
+    if n < 2 * PER_THREAD:
+        return [work(0, n)]
+    threads = min(torch.get_num_threads(), n // PER_THREAD, -(-n // unit))
+    if threads == 1:
         return [work(0, n)]
     step = -(-n // unit // threads) * unit
     return list(_pool(threads).map(lambda i: work(i, min(step, n - i)), range(0, n, step)))

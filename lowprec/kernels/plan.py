@@ -44,21 +44,8 @@ class Plan:
         return tuple(0 if part is None else ctypes.addressof(part) for part in parts)
 
 
-# By identity: to hash a quantizer takes as long as to quantize a small tensor.
-_PLANS: dict[int, tuple[Quantizer, Plan | None]] = {}
-
-
-def plan_of(quantizer: Quantizer) -> Plan | None:
-    known = _PLANS.get(id(quantizer))
-    if known is None:
-        if len(_PLANS) >= 1024:
-            _PLANS.clear()
-        known = _PLANS[id(quantizer)] = quantizer, _plan(quantizer)
-    return known[1]
-
-
 @lru_cache(maxsize=1024)
-def _plan(quantizer: Quantizer) -> Plan | None:
+def plan_of(quantizer: Quantizer) -> Plan | None:
     fmt = quantizer.format
     element = fmt.element if isinstance(fmt, BlockFormat) else fmt
     if not holds(torch.float32, element):
