@@ -7,6 +7,7 @@ anything here, and the kernels share no code with it.
 from lowprec.exact.arith import FLOAT32, FLOAT64, Arithmetic
 from lowprec.exact.block import Block, fake_quantize, quantize_block, quantize_blocks
 from lowprec.exact.check import check_facts, conformance
+from lowprec.exact.dot import dot
 from lowprec.exact.round import encode, project
 from lowprec.exact.scale import Outer, candidates, outer_scales
 from lowprec.exact.values import (
@@ -31,6 +32,7 @@ __all__ = [
     "check_facts",
     "code_of",
     "conformance",
+    "dot",
     "encode",
     "exact",
     "fake_quantize",

@@ -3,6 +3,18 @@
 from lowprec.spec.base import Spec, digest
 from lowprec.spec.block import BlockFormat, Level, Outlier
 from lowprec.spec.catalogue import list_formats, load_facts, load_format
+from lowprec.spec.datapath import (
+    Aligned,
+    Datapath,
+    DatapathFacts,
+    Promotion,
+    Scaling,
+    Tree,
+    TwoStage,
+    list_datapaths,
+    load_datapath,
+    load_datapath_facts,
+)
 from lowprec.spec.facts import Facts
 from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat
 from lowprec.spec.load import build, data_dir, read_toml
@@ -14,9 +26,12 @@ from lowprec.spec.text import load_quantizer, load_recipe
 from lowprec.spec.workload import Attention, Embedding, Matmul, Vector, Workload
 
 __all__ = [
+    "Aligned",
     "Attention",
     "BlockFormat",
     "CodebookFormat",
+    "Datapath",
+    "DatapathFacts",
     "Embedding",
     "Facts",
     "FloatFormat",
@@ -27,17 +42,24 @@ __all__ = [
     "Metric",
     "Outlier",
     "Projection",
+    "Promotion",
     "Quantizer",
     "Recipe",
     "Record",
     "Rule",
+    "Scaling",
     "Spec",
+    "Tree",
+    "TwoStage",
     "Vector",
     "Workload",
     "build",
     "data_dir",
     "digest",
+    "list_datapaths",
     "list_formats",
+    "load_datapath",
+    "load_datapath_facts",
     "load_facts",
     "load_format",
     "load_quantizer",

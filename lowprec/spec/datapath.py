@@ -98,12 +98,13 @@ class Datapath(Spec):
     promotion, is replaced by the rounded sum of itself and the step's terms:
 
     aligned    A product's exponent is the sum of its operands' (and of its scales'), though its
-               significand lies in [0, 4). E is the largest exponent of the terms that are not zero
-               and of the accumulator, if it is not zero, and at least min_exponent. Each is rounded
-               to a multiple of 2^(E - F) by the `rounding` of the addition, and these are added
-               exactly; without F nothing is rounded.
-    two-stage  With emax and unit as above, but for the products alone: each is cut toward zero to
-               a multiple of 2^(E_p - term_bits) and added. With 2 groups, E_p is each group's; the
+               significand lies in [0, 4); that of a group is the sum of its scales' alone. E is the
+               largest exponent of the terms that are not zero (of the groups whose products are not
+               all zero) and of the accumulator, if it is not zero, and at least min_exponent. Each
+               is rounded to a multiple of 2^(E - F) by the `rounding` of the addition, and these
+               are added exactly; without F nothing is rounded.
+    two-stage  With exponents as above, E_p being the largest of the products that are not zero,
+               each product is cut toward zero to a multiple of 2^(E_p - term_bits) and added. With 2 groups, E_p is each group's; the
                sums are cut down (toward -Inf) to multiples of 2^(E - term_bits), E the larger of
                the two, and added. E is then the larger one of that and the accumulator's exponent
                (of zero: emin). The products' sum is cut down to a multiple of 2^(E - dot_bits), the
@@ -183,7 +184,9 @@ def _scaling_fault(path: Datapath) -> str | None:
     if scaling.position == "outside":
         interval = path.promotion.interval if path.promotion else 0
         wrong = interval == 0 or scaling.block % interval or scaling.group
-        return "scales outside need a promotion interval that divides their block" if wrong else None
+        return (
+            "scales outside need a promotion interval that divides their block" if wrong else None
+        )
     if not isinstance(path.addition, Aligned) or path.order:
         return "scales inside need an aligned addition and no order"
     if not all(isinstance(f, FloatFormat) for f in scaling.formats):
