@@ -16,7 +16,7 @@ typedef struct {
 } job;
 
 /* How elements are computed: constants in the loops that matter most. */
-enum { VALUES, STREAMED, CODES };
+enum { VALUES, CODES };
 typedef struct { int kind, sink, scaled, inverse; } how;
 
 /* What changes on the way: the keys of random bits, and where codes stand for NaN. */
@@ -38,7 +38,7 @@ INLINE void put(const job *j, const grid *g, const code *c, state *z, how h, int
   vf y = project(e, g, h.kind, &z->random, index);
   if (h.scaled) y = y * s;
   else if (h.kind != ANY) y = (vf)either(is_nan(x), alli(NOT_A_NUMBER), (vi)y);
-  if (h.sink == STREAMED && lanes >= LANES) stream(j->y + at, y);
+  if (CAN_STREAM && j->streams && lanes >= LANES) stream(j->y + at, y);
   else store_part(j->y + at, y, lanes);
 }
 
@@ -66,8 +66,7 @@ INLINE vi largest_of(const float *x, int64_t n) {
 }
 
 INLINE how how_of(const job *j) {
-  int sink = j->codes ? CODES : j->streams && CAN_STREAM ? STREAMED : VALUES;
-  return (how){kind_of(j->onto), sink, j->scale != 0, j->scale && j->scale->power_of_two};
+  return (how){kind_of(j->onto), j->codes ? CODES : VALUES, j->scale != 0, j->scale && j->scale->power_of_two};
 }
 
 /* `loop`, in which the kind of `a`, now called h, is a constant. */
@@ -160,21 +159,24 @@ INLINE void strip(const job *pj, state *pz, how h, int64_t at, int64_t block, in
   *pz = z;
 }
 
-/* Constants for values of the usual formats in blocks of the usual lengths. */
-#define USUAL(kind_)                                                                  \
-  if (a.inverse && v == 4) strip(j, z, (how){kind_, to, 1, 1}, at, block, n, 4);  \
-  else if (a.inverse) strip(j, z, (how){kind_, to, 1, 1}, at, block, n, v);       \
-  else if (v == 2) strip(j, z, (how){kind_, to, 1, 0}, at, block, n, 2);          \
-  else strip(j, z, (how){kind_, to, 1, 0}, at, block, n, v);
+/* `loop` of blocks with h constant where that matters most: of the usual kinds. */
+#define HOW(kind_, sink_, inverse_, loop) { const how h = {kind_, sink_, 1, inverse_}; loop; }
+#define USUAL(kind_, loop)                                                 \
+  if (a.sink == CODES && a.inverse) HOW(kind_, CODES, 1, loop)             \
+  else if (a.sink == CODES) HOW(kind_, CODES, 0, loop)                     \
+  else if (a.inverse) HOW(kind_, VALUES, 1, loop)                          \
+  else HOW(kind_, VALUES, 0, loop)
+#define WITH_HOW(loop)                                                     \
+  if (a.kind == MIRRORED) { USUAL(MIRRORED, loop) }                        \
+  else if (a.kind == SATURATES) { USUAL(SATURATES, loop) }                 \
+  else if (a.kind == STOCHASTIC) HOW(STOCHASTIC, a.sink, a.inverse, loop)  \
+  else HOW(ANY, a.sink, a.inverse, loop)
 
+/* The usual lengths are constants too. */
 static void strips(const job *j, state *z, int64_t at, int64_t block, int64_t n, int64_t v) {
   const how a = how_of(j);
-  const int to = a.sink == STREAMED ? STREAMED : VALUES;
-  if (a.sink == CODES) WITH_KIND(strip(j, z, h, at, block, n, v))
-  else if (a.kind == MIRRORED) { USUAL(MIRRORED) }
-  else if (a.kind == SATURATES) { USUAL(SATURATES) }
-  else if (a.kind == STOCHASTIC) { USUAL(STOCHASTIC) }
-  else strip(j, z, (how){ANY, to, 1, a.inverse}, at, block, n, v);
+  WITH_HOW(if (v == (h.inverse ? 4 : 2)) strip(j, z, h, at, block, n, h.inverse ? 4 : 2);
+           else strip(j, z, h, at, block, n, v))
 }
 
 /* Blocks of b along the k contiguous elements of every row, the last one of a row ragged. */
@@ -203,7 +205,7 @@ int32_t lp_rows(const job *j, int64_t rows, int64_t k, int64_t b) {
 enum { COLUMNS = 4096, KEPT_COLUMNS = 2048, KEPT = 1 << 15, EARLY = 8 };
 
 /* One block in each of n columns, whose rows lie `inner` apart. Kept elements are read once: rows a
- * power of two apart would drive each other out of the cache. */
+ * power of two apart would drive each other out of the cache. Those are of whole vectors. */
 INLINE void tile(const job *pj, state *pz, how h, int64_t at, int64_t block, int64_t rows, int64_t inner,
                  int64_t n, int keeps) {
   const job j = *pj; /* all in registers, which no store can change */
@@ -212,16 +214,23 @@ INLINE void tile(const job *pj, state *pz, how h, int64_t at, int64_t block, int
   state z = *pz;
   const rule r = *j.scale;
   const float *x = j.x + at;
-  const int64_t pitch = (n + LANES - 1) / LANES * LANES;
   float kept[KEPT], s[COLUMNS], by[COLUMNS];
   vi amax[COLUMNS / LANES];
-  memset(amax, 0, sizeof(float) * (size_t)pitch);
-  for (int64_t i = 0; i < rows; i++)
+  memset(amax, 0, (size_t)(n + LANES - 1) / LANES * sizeof(vi));
+  int64_t i = 0;
+  for (; keeps && i + 2 <= rows; i += 2)
     for (int64_t l = 0; l < n; l += LANES) {
       const float *from = x + i * inner + l;
-      if (l % (2 * LANES) == 0) __builtin_prefetch(from + EARLY * inner);
-      const vf v = l + LANES <= n ? load(from) : load_part(from, n - l);
-      if (keeps) store(kept + i * pitch + l, v);
+      __builtin_prefetch(from + (l / LANES % 2 ? EARLY : EARLY + 1) * inner);
+      const vf v = load(from), w = load(from + inner);
+      store(kept + i * n + l, v);
+      store(kept + (i + 1) * n + l, w);
+      amax[l / LANES] = larger(amax[l / LANES], larger((vi)v & MAGNITUDE, (vi)w & MAGNITUDE));
+    }
+  for (; i < rows; i++)
+    for (int64_t l = 0; l < n; l += LANES) {
+      const vf v = load_part(x + i * inner + l, n - l);
+      if (keeps) store(kept + i * n + l, v);
       amax[l / LANES] = larger(amax[l / LANES], (vi)v & MAGNITUDE);
     }
   for (int64_t l = 0; l < n; l += LANES) {
@@ -230,20 +239,20 @@ INLINE void tile(const job *pj, state *pz, how h, int64_t at, int64_t block, int
     store(by + l, found.by);
     if (j.scales) store_part(j.scales + block + l, found.own, n - l);
   }
-  for (int64_t i = 0; i < rows; i++)
+  for (i = 0; i < rows; i++)
     for (int64_t l = 0; l < n; l += LANES) {
       const float *from = x + i * inner + l;
       if (keeps && i < EARLY && l % (2 * LANES) == 0) __builtin_prefetch(from + n);
-      const vf v = keeps ? load(kept + i * pitch + l) : l + LANES <= n ? load(from) : load_part(from, n - l);
-      put(&j, &g, &c, &z, h, at + i * inner + l, n - l, v, load(s + l), load(by + l));
+      const vf v = keeps ? load(kept + i * n + l) : load_part(from, n - l);
+      put(&j, &g, &c, &z, h, at + i * inner + l, keeps ? LANES : n - l, v, load(s + l), load(by + l));
     }
   *pz = z;
 }
 
 static void any_tile(const job *j, state *z, int64_t at, int64_t block, int64_t rows, int64_t inner, int64_t n) {
   const how a = how_of(j);
-  if (rows * n <= KEPT) WITH_KIND(tile(j, z, h, at, block, rows, inner, n, 1))
-  else tile(j, z, a, at, block, rows, inner, n, 0);
+  if (rows * n > KEPT || n % LANES) tile(j, z, a, at, block, rows, inner, n, 0);
+  else WITH_HOW(tile(j, z, h, at, block, rows, inner, n, 1))
 }
 
 /* Blocks of b along the k elements that lie `inner` apart, for `outer` slabs of k * inner. */
@@ -253,8 +262,9 @@ int32_t lp_columns(const job *j, int64_t outer, int64_t k, int64_t inner, int64_
   most = most < 4 * LANES ? COLUMNS : most < KEPT_COLUMNS ? most : KEPT_COLUMNS;
   for (int64_t o = 0; o < outer; o++)
     for (int64_t i = 0; i < k; i += b, block += inner)
-      for (int64_t l = 0; l < inner; l += most) {
-        const int64_t rows = k - i < b ? k - i : b, n = inner - l < most ? inner - l : most;
+      for (int64_t l = 0, n; l < inner; l += n) {
+        const int64_t rows = k - i < b ? k - i : b, left = inner - l;
+        n = left > most ? most : left < LANES ? left : left / LANES * LANES;
         any_tile(j, &z, (o * k + i) * inner + l, block + l, rows, inner, n);
       }
   return ended(j, &z);
