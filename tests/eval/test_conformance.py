@@ -12,7 +12,7 @@ from lowprec import exact, kernels
 from lowprec.eval import hard_inputs
 from lowprec.eval.conformance import Comparison, blocks, conform, scalars
 from lowprec.eval.conformance.comparison import compare, differing
-from lowprec.spec import BlockFormat, Level, load_format
+from lowprec.spec import BlockFormat, Level, list_formats, load_format
 
 
 def small(name: str, **changes: object) -> BlockFormat:
@@ -46,6 +46,13 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_block_conforms(kind: str) -> None:
     assert conform(KINDS[kind]).problems == ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list_formats())
+def test_every_shipped_file_conforms(name: str) -> None:
+    found = conform(load_format(name))
+    assert (found.differing, found.problems) == (0, ())
 
 
 def test_the_rest_follows_from_few_answers_of_the_oracle() -> None:

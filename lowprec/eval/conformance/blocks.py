@@ -64,7 +64,7 @@ def _rows(q: Quantizer, axis: int) -> list[Tensor]:
     costly = effort(q) > 1
     width = hard_inputs.width_for(q.format, 35 if costly else LARGEST_ROW)
     groups = [g[1 + axis :: 2] if len(g) > 1 else g for g in hard_inputs.breaking(width)]
-    most = max(4, ELEMENTS // (width * effort(q)))
+    most = max(3, ELEMENTS // (width * effort(q)))
     each, more = divmod(most, len(groups))
     groups = [g[: each + (i < more)] for i, g in enumerate(groups[:: 1 if axis else -1])]
     groups = [g for g in groups if len(g)]
@@ -140,10 +140,10 @@ def _stored(q: Quantizer) -> Comparison:
     size is the format's to the bit."""
     fmt = q.format
     total = Comparison()
+    groups = hard_inputs.breaking(hard_inputs.width_for(fmt, LARGEST_ROW))
+    groups = [g for g in groups if g.isfinite().all() or _stores_nan(q)]
     for axis in (-1, 0):
-        for rows in hard_inputs.breaking(hard_inputs.width_for(fmt, LARGEST_ROW)):
-            if not (rows.isfinite().all() or _stores_nan(q)):
-                continue
+        for rows in groups if reaches_across(fmt) else [torch.cat(groups)]:
             x = rows if axis == -1 else rows.T
             stored = kernels.quantize(x, q, axis, scale=static_scale(x, q, axis))
             title = f"{q.spell()} along {axis}: dequantize"
