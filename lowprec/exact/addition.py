@@ -48,8 +48,8 @@ def add(
 
 
 def exponent_of(x: Value, fmt: Format) -> int:
-    """floor(log2 |x|), at least emin. Formats without exponents have 0, and zero has any."""
-    if not isinstance(fmt, FloatFormat) or x == 0:
+    """floor(log2 |x|), at least emin; 0 where there is none: of zero, Inf, NaN and integers."""
+    if not isinstance(fmt, FloatFormat) or x == 0 or not finite(x):
         return 0
     return max(floor_log2(abs(Fraction(x))), fmt.emin)
 

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from lowprec.errors import LowprecError, unknown
 from lowprec.spec.base import Spec
 from lowprec.spec.catalogue import load_format
-from lowprec.spec.format import AnyFormat, FloatFormat, Format, IntFormat
+from lowprec.spec.format import AnyFormat, CodebookFormat, FloatFormat, Format, IntFormat
 from lowprec.spec.load import build, data_dir, read_toml
 from lowprec.spec.projection import Rounding
 
@@ -104,13 +104,14 @@ class Datapath(Spec):
                is rounded to a multiple of 2^(E - F) by the `rounding` of the addition, and these
                are added exactly; without F nothing is rounded.
     two-stage  With exponents as above, E_p being the largest of the products that are not zero,
-               each product is cut toward zero to a multiple of 2^(E_p - term_bits) and added. With 2 groups, E_p is each group's; the
-               sums are cut down (toward -Inf) to multiples of 2^(E - term_bits), E the larger of
-               the two, and added. E is then the larger one of that and the accumulator's exponent
-               (of zero: emin). The products' sum is cut down to a multiple of 2^(E - dot_bits), the
-               accumulator to one of 2^(E - term_bits), in groups of 2 to zero if its exponent is
-               below E - term_bits - 1. Their sum, of exponent e and at least emin, is cut down to
-               a multiple of 2^(e - sum_bits). A product of 2^128 or more is Inf.
+               each product is cut toward zero to a multiple of 2^(E_p - term_bits) and added. With
+               2 groups each has its own E_p; their sums are cut down (toward -Inf) to multiples of
+               2^(E_p - term_bits) of the larger E_p, and added. E is the larger one of E_p and the
+               accumulator's exponent (of zero: emin). The products' sum is cut down to a multiple
+               of 2^(E - dot_bits), the accumulator to one of 2^(E - term_bits), with 2 groups to
+               zero if its exponent is below E - term_bits - 1. Their sum, whose exponent e is at
+               least emin, is cut down to a multiple of 2^(e - sum_bits). A product of 2^128 or more
+               is Inf.
     tree       Each product is rounded to the accumulator's format; neighbours are added, rounded,
                neighbouring sums of these, and so on, then the last sum to the accumulator. What a
                pair lacks is left out.
@@ -156,6 +157,8 @@ def _order_fault(path: Datapath) -> str | None:
         return f"order has {len(path.order)} places; expected a multiple of step"
     if path.promotion and path.promotion.interval % max(len(path.order), path.step or 1):
         return f"promotion interval {path.promotion.interval}: expected whole steps"
+    if isinstance(path.addition, TwoStage) and path.addition.dot_bits < path.addition.term_bits:
+        return "dot_bits: expected term_bits or more"
     if isinstance(path.addition, Tree) and path.step is None:
         return "a tree needs a step: how many products it adds"
     return None
@@ -166,8 +169,10 @@ def _format_fault(path: Datapath) -> str | None:
     exact = isinstance(path.addition, Aligned) and path.addition.fraction_bits is None
     if path.rounding == "stochastic":
         return "rounding 'stochastic' is no datapath's"
-    if not isinstance(path.accumulator, IntFormat | FloatFormat):
-        return "accumulator: expected a float or an int format"
+    if any(isinstance(f, CodebookFormat) for f in (*path.inputs, path.output, path.accumulator)):
+        return "inputs and accumulators are floats or integers, no codebooks"
+    if path.promotion and not isinstance(path.output, FloatFormat):
+        return "promotion: expected a float format"
     if not exact and not all(isinstance(f, FloatFormat) for f in (*path.inputs, path.accumulator)):
         return "exponents are aligned and products rounded for float formats alone"
     if whole != (path.overflow != "infinity"):
