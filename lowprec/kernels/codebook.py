@@ -164,7 +164,8 @@ def project_steps(x: Tensor, steps: Steps, random: Tensor | None = None) -> Tens
         return torch.tensor(entries, dtype=word.int_dtype, device=x.device)
 
     key = key_of(x, word)
-    index = torch.searchsorted(table(steps.thresholds), key, right=True)
+    # A strided tensor would be copied with a warning.
+    index = torch.searchsorted(table(steps.thresholds), key.contiguous(), right=True)
     if steps.random_bits is not None:
         assert random is not None
         index = _stochastic(x, index.clamp(max=len(steps.gaps) - 1), key < 0, steps, random)
