@@ -71,7 +71,7 @@ def special(products: Sequence[Factors], accumulator: Value) -> Value | None:
 
 
 def _product(factors: Factors) -> Fraction:
-    return math.prod(map(Fraction, factors), start=Fraction(1))
+    return math.prod((Fraction(x) for x in factors), start=Fraction(1))
 
 
 def _aligned(terms: Sequence[Term], accumulator: Value, path: Datapath, addition: Aligned) -> Value:
@@ -147,7 +147,7 @@ def _tree(
     def flushed(x: Value, of: Format, signed: bool = True) -> Value:
         if not addition.flush or not isinstance(of, FloatFormat) or not finite(x):
             return x
-        if abs(x) >= of.min_normal_exact:
+        if abs(Fraction(x)) >= of.min_normal_exact:
             return x
         return -0.0 if signed and negative(x) else Fraction(0)
 
@@ -185,7 +185,7 @@ def _rounded(total: Fraction, path: Datapath) -> Value:
     # A twin with one exponent bit more and the same values below stands for "unbounded".
     wide = fmt.model_copy(update={"bits": fmt.bits + 1})
     y = project(total, wide, Projection(rounding=path.rounding))
-    if abs(y) > fmt.max_exact:
+    if abs(Fraction(y)) > fmt.max_exact:
         return math.inf if y > 0 else -math.inf
     return exact(y) if y else Fraction(0)
 

@@ -2,6 +2,7 @@
 
 from lowprec.kernels.api import cast, decode, encode, fake_quantize, quantize
 from lowprec.kernels.core import Backend, backend
+from lowprec.kernels.dot import dot
 from lowprec.kernels.packing import Packed, pack, pack_bits, unpack, unpack_bits
 from lowprec.kernels.qtensor import QTensor, dequantize
 
@@ -13,6 +14,7 @@ __all__ = [
     "cast",
     "decode",
     "dequantize",
+    "dot",
     "encode",
     "fake_quantize",
     "pack",
