@@ -28,7 +28,7 @@ from lowprec.kernels.word import FLOAT32, check_out, holds, require, word_of
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import CodebookFormat, FloatFormat, Format
 from lowprec.spec.projection import Projection
-from lowprec.spec.quantizer import Quantizer
+from lowprec.spec.quantizer import GIVEN_RULES, Quantizer
 
 if TYPE_CHECKING:
     from lowprec.kernels.packing import Packed
@@ -93,6 +93,8 @@ def quantize_tensor(x: Tensor, c: Call) -> QTensor:
     wide = x.to(word_of(x.dtype).dtype)
     parts = scaled(wide, quantizer, axis, c.bits_for(x), c.scale)
     shared = parts.shared
+    if quantizer.rule in GIVEN_RULES and fmt.outer is None:
+        _refuse_nan(parts.elements, fmt.element)
     codes = codes_of(parts.elements, fmt.element)
     if fmt.outlier is not None and shared.outlier is not None:
         there = outlier_mask(shared.outlier, Layout(fmt, x.shape, axis), x.device)
@@ -105,7 +107,7 @@ def quantize_tensor(x: Tensor, c: Call) -> QTensor:
         quantizer,
         axis,
         tuple(
-            _codes_of_numbers(u, level.scale)
+            store_codes(codes_of(u, level.scale), level.scale)
             for u, level in zip(shared.inner, fmt.inner, strict=True)
         ),
         None
@@ -130,9 +132,13 @@ def encode_tensor(x: Tensor, c: Call) -> Tensor:
     return _codes_of_numbers(project(x.to(word.dtype), c.bits_for(x)), fmt)
 
 
-def _codes_of_numbers(values: Tensor, fmt: Format) -> Tensor:
+def _refuse_nan(values: Tensor, fmt: Format) -> None:
     if not fmt.has_nan and bool(values.isnan().any()):
         raise LowprecError(f"{fmt.name}: NaN has no code point")
+
+
+def _codes_of_numbers(values: Tensor, fmt: Format) -> Tensor:
+    _refuse_nan(values, fmt)
     if (found := cpu.quantize(values, _cast(fmt), -1)) is not None:
         return found[0]
     if fmt.bits == 8 and values.dtype == torch.float32 and _is_float32_exponent(fmt):
@@ -171,7 +177,7 @@ def decode_tensor(
     require(dtype, fmt)
     check_out(out, codes.shape, dtype)
     if dtype == torch.float32 and _are_bytes(codes, fmt):
-        found = cpu.dequantize(codes, _table(fmt), out=out)
+        found = cpu.dequantize(codes, _table(fmt), out=out, bits=fmt.bits)
         if found is not None:
             return found
     y = values_of_codes(check_codes(codes, fmt), fmt).to(dtype)
@@ -209,11 +215,11 @@ def dequantize(q: QTensor, dtype: torch.dtype = torch.float32, out: Tensor | Non
 
 
 def _are_bytes(codes: Tensor, fmt: Format) -> bool:
-    """Whether a table of 256 values serves all codes."""
+    """Whether a table of 256 values serves all codes that have no more bits than the format."""
     if fmt.bits > 8 or codes.dtype != torch.uint8 or not codes.is_cpu or not codes.numel():
         return False
     size = len(fmt.values) if isinstance(fmt, CodebookFormat) else 1 << fmt.bits
-    return holds(torch.float32, fmt) and (size == 256 or int(codes.amax()) < size)
+    return holds(torch.float32, fmt) and (size == 1 << fmt.bits or int(codes.amax()) < size)
 
 
 def _by_core(q: QTensor, fmt: BlockFormat, out: Tensor | None) -> Tensor | None:
@@ -225,7 +231,10 @@ def _by_core(q: QTensor, fmt: BlockFormat, out: Tensor | None) -> Tensor | None:
     scale = decode_tensor(q.scales, fmt.scale, torch.float32)
     outer = None if q.outer_scale is None else q.outer_scale.float()
     whole = whole_scale(scale, outer).contiguous()
-    return cpu.dequantize(q.codes, _table(fmt.element), whole, q.axis, fmt.block, out)
+    element = fmt.element
+    return cpu.dequantize(
+        q.codes, _table(element), whole, q.axis, fmt.block, out, bits=element.bits
+    )
 
 
 def _elements(q: QTensor, fmt: BlockFormat, dtype: torch.dtype, layout: Layout) -> Tensor:
