@@ -7,9 +7,8 @@ CPU time of the process (all threads). Every case is timed right after an uncoun
 and its base (copy_ into an existing tensor, or clone for results that are allocated) right after
 that, small tensors several times in a row: the ratio is the median over rounds of these pairs.
 Work on the sibling of a hyperthreaded core slows computing and not copying: measure on an idle
-machine. "peak": memory at the highest beyond what
-was there before, in sizes of the tensor. Peers run where they are installed; "agrees": the share of
-their values that equal ours.
+machine. "peak": memory at the highest beyond what was there before, in sizes of the tensor. Peers
+run where they are installed; "agrees": the share of their values that equal ours.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from lowprec.kernels.codec import values_of
 from lowprec.spec.block import BlockFormat
 
 sys.path.insert(0, str(Path(__file__).parent))
-from kernel_peers import peers_of
+from peers.kernels import peers_of
 
 CASTS = ("float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float4_e2m1fn", "int8")
 BLOCKS = ("mxfp8_e4m3/floor", "mxfp6_e3m2/floor", "mxfp4/floor", "mxint8/floor", "nvfp4/amax")

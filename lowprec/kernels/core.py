@@ -100,8 +100,8 @@ _FUNCTIONS = {
     "lp_largest": ([c_void_p, c_int64], c_int32),
     "lp_scale": ([c_int32, _RULE], c_float),
     "lp_decode": (
-        [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int32],
-        None,
+        [c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_void_p, c_int32, c_int32],
+        c_int32,
     ),
     "lp_pack": ([c_void_p, c_void_p, c_int64, c_int32], c_int32),
     "lp_unpack": ([c_void_p, c_void_p, c_int64, c_int32], None),

@@ -80,8 +80,8 @@ INLINE how how_of(const job *j) {
   }
 
 INLINE state begun(const job *j) {
-  state z = {{{(uint32_t)j->seed, (uint32_t)(j->seed >> 32)}, 0, {0, 0}}, alli(0)};
-  set_keys(&z.random, (uint64_t)j->first >> 32);
+  state z = {{0, {(uint32_t)j->seed, (uint32_t)(j->seed >> 32)}, {0, 0}}, alli(0)};
+  set_keys(&z.random, (uint64_t)j->first);
   return z;
 }
 INLINE int32_t ended(const job *j, const state *z) {

@@ -30,36 +30,40 @@ INLINE vi saturated_code(vi x, const grid *g, const code *c, int mirrored) {
   return with_sign(k, x, c, mirrored);
 }
 
-/* Values of n codes, each times its own S or all times the first. */
-INLINE void decode(const uint8_t *codes, float *y, int64_t n, const float *table, const float *s, int own,
+/* Values of n codes, each times its own S or all times the first; the bits that occur in codes. */
+INLINE uint64_t decode(const uint8_t *codes, float *y, int64_t n, const float *table, const float *s, int own,
                    int streams) {
   int64_t i = 0;
+  uint64_t bits = 0;
   for (; i + LANES <= n; i += LANES) {
     uint64_t c;
     memcpy(&c, codes + i, 8);
-    const vf v = {table[c & 255], table[c >> 8 & 255], table[c >> 16 & 255], table[c >> 24 & 255],
-                  table[c >> 32 & 255], table[c >> 40 & 255], table[c >> 48 & 255], table[c >> 56]};
-    const vf value = v * (own ? load(s + i) : all(s[0]));
+    bits |= c;
+    const vf value = entries(table, c) * (own ? load(s + i) : all(s[0]));
     if (streams) stream(y + i, value);
     else store(y + i, value);
   }
-  for (; i < n; i++) y[i] = table[codes[i]] * s[own ? i : 0];
+  for (; i < n; bits |= codes[i++]) y[i] = table[codes[i]] * s[own ? i : 0];
+  return bits;
 }
 
-/* Blocks of b along the k elements that lie `inner` apart, for `outer` slabs; `table` of 256. */
-void lp_decode(const uint8_t *codes, float *y, int64_t outer, int64_t k, int64_t inner, int64_t b,
-               const float *table, const float *s, int32_t streams) {
+/* Blocks of b along the k elements that lie `inner` apart, for `outer` slabs; `table` of 256.
+ * Nonzero where a code has more than so many bits. */
+int32_t lp_decode(const uint8_t *codes, float *y, int64_t outer, int64_t k, int64_t inner, int64_t b,
+                  const float *table, const float *s, int32_t streams, int32_t bits) {
+  uint64_t found = 0;
   for (int64_t o = 0; o < outer; o++)
     for (int64_t i = 0; i < k; i += b, s += inner) {
       const int64_t n = k - i < b ? k - i : b;
       for (int64_t row = 0; row < (inner == 1 ? 1 : n); row++) {
         const int64_t length = inner == 1 ? n : inner;
-        decode(codes, y, length, table, s, inner != 1, streams && CAN_STREAM);
+        found |= decode(codes, y, length, table, s, inner != 1, streams && CAN_STREAM);
         codes += length;
         y += length;
       }
     }
   if (streams) streamed();
+  return (found & (0x0101010101010101u * (255u >> bits << bits))) != 0;
 }
 
 /* Four times eight codes of b bits to four times b bytes and back: neighbours join, three times. */

@@ -22,7 +22,7 @@ typedef struct {
 } grid;
 
 /* Random bits by counter; see counter.py. */
-typedef struct { uint32_t seed[2], high, keys[2]; } counter;
+typedef struct { uint64_t base; uint32_t seed[2], keys[2]; } counter; /* keys of base and the next 2^32 */
 
 INLINE uint32_t mix(uint32_t h) {
   h ^= h >> 17; h *= 0xed5ad4bbu;
@@ -31,23 +31,27 @@ INLINE uint32_t mix(uint32_t h) {
   return h ^ h >> 14;
 }
 
-INLINE void set_keys(counter *c, uint32_t high) {
-  c->high = high;
+INLINE void set_keys(counter *c, uint64_t at) {
+  const uint32_t high = (uint32_t)(at >> 32);
+  c->base = (uint64_t)high << 32;
   c->keys[0] = mix(c->seed[0] ^ mix(high + 0x9e3779b9u));
   c->keys[1] = mix(c->seed[1] ^ mix(c->keys[0] + 0x85ebca6bu));
 }
 
+/* The keys of element `at` and the next seven, where the upper halves of the indices change. */
+static __attribute__((noinline, cold)) void new_keys(counter *c, uint64_t at, vu *k0, vu *k1) {
+  for (int i = 0; i < LANES; i++) {
+    set_keys(c, at + i);
+    (*k0)[i] = c->keys[0];
+    (*k1)[i] = c->keys[1];
+  }
+}
+
 /* The words of element `at` and the next seven. */
 INLINE vu words(counter *c, uint64_t at) {
-  vu low = (uint32_t)at + (vu){0, 1, 2, 3, 4, 5, 6, 7};
-  if (__builtin_expect(at >> 32 != c->high, 0)) set_keys(c, at >> 32);
   vu k0 = (vu)SPLAT(c->keys[0]), k1 = (vu)SPLAT(c->keys[1]);
-  if (__builtin_expect(low[LANES - 1] < low[0], 0)) {
-    set_keys(c, (at >> 32) + 1);
-    for (int i = 0; i < LANES; i++)
-      if (low[i] < low[0]) { k0[i] = c->keys[0]; k1[i] = c->keys[1]; }
-  }
-  vu h = low ^ k0;
+  if (__builtin_expect(at - c->base > UINT32_MAX - (LANES - 1), 0)) new_keys(c, at, &k0, &k1);
+  vu h = ((uint32_t)at + (vu){0, 1, 2, 3, 4, 5, 6, 7}) ^ k0;
   h ^= h >> 17; h *= 0xed5ad4bbu;
   h ^= h >> 11; h += k1; h *= 0xac4c1b51u;
   h ^= h >> 15; h *= 0x31848babu;

@@ -94,6 +94,20 @@ INLINE vi largest_lanes(const vi p[LANES]) {
                 SHUFFLE(fours[0], fours[1], 4, 5, 6, 7, 12, 13, 14, 15));
 }
 
+/* Entries c & 255, c >> 8 & 255 and so on; of the first sixteen by shuffles. */
+INLINE vf entries(const float *table, uint64_t c) {
+#if defined(__AVX2__)
+  if (!(c & 0xf0f0f0f0f0f0f0f0u)) {
+    const __m256i k = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)c));
+    const __m256 low = _mm256_permutevar8x32_ps((__m256)load(table), k);
+    const __m256 high = _mm256_permutevar8x32_ps((__m256)load(table + LANES), k);
+    return (vf)_mm256_blendv_ps(low, high, (__m256)_mm256_slli_epi32(k, 28)); /* where k >= 8 */
+  }
+#endif
+  return (vf){table[c & 255],       table[c >> 8 & 255],  table[c >> 16 & 255], table[c >> 24 & 255],
+              table[c >> 32 & 255], table[c >> 40 & 255], table[c >> 48 & 255], table[c >> 56]};
+}
+
 INLINE int32_t largest_lane(vi v) {
   int32_t m = v[0];
   for (int i = 1; i < LANES; i++) m = v[i] > m ? v[i] : m;

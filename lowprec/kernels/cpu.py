@@ -180,8 +180,9 @@ def dequantize(
     axis: int = -1,
     block: Block = "tensor",
     out: Tensor | None = None,
+    bits: int = 8,
 ) -> Tensor | None:
-    """``RN(table[code] * S)`` in float32.
+    """``RN(table[code] * S)`` in float32; also None where a code has more than so many bits.
 
     table: the values of the element's 256 codes, float32 (what lies beyond a narrower format's
     does not matter). whole: S, float32, of `BlockFormat.scale_shape`; None for a scalar format.
@@ -203,12 +204,12 @@ def dequantize(
         scale = s.data_ptr() + 4 * (start // w.unit * w.scales)
         return library.lp_decode(
             codes.data_ptr() + start, y.data_ptr() + 4 * start, *w.part(n),
-            table.data_ptr(), scale, streams,
+            table.data_ptr(), scale, streams, bits,
         )  # fmt: skip
 
     # One block for all is no reason for one thread.
-    _in_parts(codes.numel(), LANES if w.b == codes.numel() else w.unit, work)
-    return y
+    wrong = _in_parts(codes.numel(), LANES if w.b == codes.numel() else w.unit, work)
+    return None if any(wrong) else y
 
 
 def pack(codes: Tensor, bits: int) -> Tensor | None:

@@ -99,10 +99,14 @@ def quantize_tensor(x: Tensor, c: Call) -> QTensor:
     if fmt.outlier is not None and shared.outlier is not None:
         there = outlier_mask(shared.outlier, Layout(fmt, x.shape, axis), x.device)
         codes = torch.where(there, codes_of(parts.elements, fmt.outlier.element), codes)
-    offset = fmt.zero_point or fmt.offset
+    offset, scale = fmt.zero_point or fmt.offset, shared.scale
+    if shared.outer is not None:
+        # Where the outer scale is NaN, the block's need not say so.
+        missing = Layout(fmt, x.shape, axis).at_blocks(shared.outer).isnan()
+        scale = scale if fmt.scale.has_nan else torch.where(missing, scale.new_zeros(()), scale)
     return QTensor(
         store_codes(codes, fmt.element),
-        _codes_of_numbers(shared.scale, fmt.scale),
+        _codes_of_numbers(scale, fmt.scale),
         shared.outer,
         quantizer,
         axis,
