@@ -221,7 +221,7 @@ def test_nan_blocks_as_codes() -> None:
     assert (fp4.codes[0] == 0).all()
     assert fp4.dequantize()[0].isnan().all()
     for name in ("mx9/floor", "hif4/amax", "gguf_q4_k/minmax", "mxfp4_plus/floor"):
-        assert kernels.quantize(x, name).dequantize()[0].isnan().all()
+        assert kernels.quantize(x, name).dequantize()[0, :16].isnan().all()
     with pytest.raises(LowprecError, match="NaN has no code point"):
         kernels.quantize(x, "int8/fixed=0.5:tensor")
     with pytest.raises(LowprecError, match="NaN"):
