@@ -237,6 +237,23 @@ def test_packed_bits(bits: int) -> None:
 
 
 @CORE
+def test_decoded_codes() -> None:
+    """Sixteen values are looked up in other ways than more; a code beyond the format is noticed."""
+    table = torch.randn(256, generator=torch.Generator().manual_seed(0))
+    for top, bits in ((16, 4), (64, 6), (256, 8)):
+        codes = (torch.arange(3 * 27) * 5 % top).to(torch.uint8)
+        for n in (3, 8, 27, 81):
+            found = cpu.dequantize(codes[:n], table, bits=bits)
+            assert found is not None
+            assert torch.equal(found, table[codes[:n].long()])
+    for wrong in (0, 7, 8, 26):
+        codes = torch.zeros(27, dtype=torch.uint8)
+        codes[wrong] = 16
+        assert cpu.dequantize(codes, table, bits=4) is None
+        assert cpu.dequantize(codes, table, bits=5) is not None
+
+
+@CORE
 def test_codes_in_threads() -> None:
     x = torch.randn(1100, 1001, generator=torch.Generator().manual_seed(0))
     for name in ("mxfp4/floor", "float8_e4m3fn", "float6_e2m3fn"):
