@@ -122,11 +122,13 @@ def coded(x: Tensor, out: Tensor, name: str, bar: float | None) -> Iterator[Case
     yield Case(f"{name}, quantize to packed codes", packed, bar=bar)
     yield Case(
         f"{name}, dequantize, out=",
-        lambda: cpu.dequantize(codes, table, whole, -1, block, out),
+        lambda: cpu.dequantize(codes, table, whole, -1, block, out, element.bits),
         bar=bar,
     )
     yield Case(
-        f"{name}, dequantize, new", lambda: cpu.dequantize(codes, table, whole, -1, block), "clone"
+        f"{name}, dequantize, new",
+        lambda: cpu.dequantize(codes, table, whole, -1, block, bits=element.bits),
+        "clone",
     )
 
 

@@ -32,14 +32,14 @@ INLINE vi saturated_code(vi x, const grid *g, const code *c, int mirrored) {
 
 /* Values of n codes, each times its own S or all times the first; the bits that occur in codes. */
 INLINE uint64_t decode(const uint8_t *codes, float *y, int64_t n, const float *table, const float *s, int own,
-                   int streams) {
+                       int streams, int small) {
   int64_t i = 0;
   uint64_t bits = 0;
   for (; i + LANES <= n; i += LANES) {
     uint64_t c;
     memcpy(&c, codes + i, 8);
     bits |= c;
-    const vf value = entries(table, c) * (own ? load(s + i) : all(s[0]));
+    const vf value = entries(table, c, small) * (own ? load(s + i) : all(s[0]));
     if (streams) stream(y + i, value);
     else store(y + i, value);
   }
@@ -57,7 +57,7 @@ int32_t lp_decode(const uint8_t *codes, float *y, int64_t outer, int64_t k, int6
       const int64_t n = k - i < b ? k - i : b;
       for (int64_t row = 0; row < (inner == 1 ? 1 : n); row++) {
         const int64_t length = inner == 1 ? n : inner;
-        found |= decode(codes, y, length, table, s, inner != 1, streams && CAN_STREAM);
+        found |= decode(codes, y, length, table, s, inner != 1, streams && CAN_STREAM, bits <= 4);
         codes += length;
         y += length;
       }

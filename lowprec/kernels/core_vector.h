@@ -94,10 +94,10 @@ INLINE vi largest_lanes(const vi p[LANES]) {
                 SHUFFLE(fours[0], fours[1], 4, 5, 6, 7, 12, 13, 14, 15));
 }
 
-/* Entries c & 255, c >> 8 & 255 and so on; of the first sixteen by shuffles. */
-INLINE vf entries(const float *table, uint64_t c) {
+/* Entries c & 255, c >> 8 & 255 and so on; where all are `small`, below 16, by shuffles. */
+INLINE vf entries(const float *table, uint64_t c, int small) {
 #if defined(__AVX2__)
-  if (!(c & 0xf0f0f0f0f0f0f0f0u)) {
+  if (small) {
     const __m256i k = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)c));
     const __m256 low = _mm256_permutevar8x32_ps((__m256)load(table), k);
     const __m256 high = _mm256_permutevar8x32_ps((__m256)load(table + LANES), k);
