@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Call:
     seed: int | None = None
     scale: Tensor | None = None
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether the quantizer needs no more than the tensor."""
         return self.quantizer.projection.bits is None and self.quantizer.rule != "static"
@@ -85,8 +85,21 @@ def call(
     return Call(quantizer, axis, None if bits is None else _drawn(x, bits, random), None, scale)
 
 
-@lru_cache(maxsize=4096)
+# By identity: to hash a quantizer takes as long as to quantize a small tensor.
+_PLAIN: dict[tuple[int, torch.Size, int], Call] = {}
+
+
 def _plain_call(quantizer: Quantizer, shape: torch.Size, axis: int) -> Call:
+    key = id(quantizer), shape, axis
+    known = _PLAIN.get(key)
+    if known is None:
+        if len(_PLAIN) >= 4096:
+            _PLAIN.clear()
+        known = _PLAIN[key] = _checked(quantizer, shape, axis)
+    return known
+
+
+def _checked(quantizer: Quantizer, shape: torch.Size, axis: int) -> Call:
     rank = max(len(shape), 1)
     if not -rank <= axis < rank:
         raise LowprecError(f"axis {axis}: expected {-rank} to {rank - 1} for rank {len(shape)}")
@@ -138,7 +151,7 @@ def compute(x: Tensor, c: Call, out: Tensor | None = None) -> Tensor:
     """The CPU core's answer where it has one, else the definition's: the same bits."""
     if not isinstance(c.quantizer.format, BlockFormat):
         require(x.dtype, c.quantizer.format)
-    if c.random is None and c.scale is None and x.device.type == "cpu":
+    if c.random is None and c.scale is None and x.is_cpu:
         y = _by_core(x, c, out)
         if y is not None:
             return y
