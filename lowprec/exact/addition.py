@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from lowprec.exact.arith import Arithmetic
 from lowprec.exact.round import project
-from lowprec.exact.values import Value, exact, finite, negative
+from lowprec.exact.values import Value, finite, negative
 from lowprec.spec.datapath import Aligned, Datapath, Tree, TwoStage
 from lowprec.spec.format import FloatFormat, Format, IntFormat, floor_log2, pow2
 from lowprec.spec.projection import Projection
@@ -187,7 +187,7 @@ def _rounded(total: Fraction, path: Datapath) -> Value:
     y = project(total, wide, Projection(rounding=path.rounding))
     if abs(Fraction(y)) > fmt.max_exact:
         return math.inf if y > 0 else -math.inf
-    return exact(y) if y else Fraction(0)
+    return y if y or path.signed_zero else Fraction(0)
 
 
 def _integer(total: Fraction, fmt: IntFormat, path: Datapath) -> Value:

@@ -48,8 +48,8 @@ def add(terms: Terms, accumulator: Tensor, path: Datapath) -> Tensor:
         case Aligned():
             total = _aligned(terms, accumulator, path, path.addition)
     special = _special(terms, accumulator, isinstance(path.addition, TwoStage))
-    # The sum of zero is +0.
-    return torch.where(torch.isfinite(special), total + 0.0, special)
+    total = total if path.signed_zero else total + 0.0
+    return torch.where(torch.isfinite(special), total, special)
 
 
 def has_bits(x: Tensor, fmt: Format) -> bool:

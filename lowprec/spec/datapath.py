@@ -121,7 +121,8 @@ class Datapath(Spec):
       infinity   beyond the largest finite value: Inf, whatever the rounding
       saturate   the nearest finite value
       wrap       modulo 2^bits (integers)
-    The sum of zero is +0 (aligned, two-stage); the additions of a tree are IEEE 754's.
+    A sum that is zero is +0. One that is rounded to zero keeps its sign with `signed_zero`, else it
+    is +0. The additions of a tree are IEEE 754's.
     NaN in a, b or c, Inf * 0 and Inf - Inf give NaN; an Inf otherwise gives Inf.
     """
 
@@ -134,6 +135,7 @@ class Datapath(Spec):
     result: FloatFormat | None = None
     rounding: Rounding = "nearest-even"
     overflow: Literal["infinity", "saturate", "wrap"] = "infinity"
+    signed_zero: bool = False
     promotion: Promotion | None = None
     scaling: Scaling | None = None
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lowprec.errors import LowprecError
 from lowprec.exact import dot, identical
-from lowprec.exact.values import Value
+from lowprec.exact.values import Value, exact
 from lowprec.spec import Datapath, list_datapaths, load_datapath, load_format
 from lowprec.spec.format import FloatFormat
 from tests.exact.recordings import RECORDED, Recording, excerpt, whole
@@ -137,6 +137,55 @@ def test_group_of_nvfp4_is_aligned_by_its_scales_alone() -> None:
     total = 16 * 36 * (448 * 448 + 2) + Fraction(16 * 36, 512)
     cut = 1 << (math.frexp(float(total))[1] - 24)
     assert dot(a, a, 0.0, path, None, scales) == total // cut * cut
+
+
+def p2(*exponents: int) -> list[float]:
+    return [2.0**e for e in exponents]
+
+
+# One unit, a, b, c and d each: what only a last bit shows.
+CORNERS = [
+    # The products' sum keeps 32 bits below c: 1 - 2^-24 - 2^-25 + 2^-32 is just above a tie.
+    ("cdna3_fp16", [-(2.0**-12), -(2.0**-12), 2.0**-16], p2(-12, -13, -16), 1.0, 1 - 2.0**-24),
+    ("cdna3_fp8", [-(2.0**-6), -(2.0**-6), 2.0**-10], p2(-6, -7, -10), 4096.0, 4096 - 2.0**-12),
+    # The result keeps 31 bits before it is rounded: 2^-32 is gone and leaves the tie, 2^-31 is not.
+    ("cdna3_fp16", p2(-12, -16), p2(-12, -16), 1.0, 1.0),
+    ("cdna3_fp16", p2(-12, -15), p2(-12, -16), 1.0, 1 + 2.0**-23),
+    # c is cut down to 2^-24 beside 1, so that any negative c takes that away,
+    ("cdna3_fp16", [1.0], [1.0], -(2.0**-60), 1 - 2.0**-24),
+    # unless, of FP8, it lies more than 25 binades below.
+    ("cdna3_fp8", [1.0], [1.0], -(2.0**-25), 1 - 2.0**-24),
+    ("cdna3_fp8", [1.0], [1.0], -(2.0**-26), 1.0),
+    # Within a group products are cut toward zero, the groups' sums down.
+    ("cdna3_fp8", [64.0, -(2.0**-10), -64.0], [64.0, 2.0**-10, 64.0], 0.0, -(2.0**-12)),
+    ("cdna3_fp8", [64.0, 0.0, -64.0, 0.0, -(2.0**-10)], [64.0, 0, 64.0, 0, 2.0**-10], 0.0, 0.0),
+    ("cdna3_bf16", [1.0, -(2.0**-20), -1.0], [1.0, 2.0**-5, 1.0], 0.0, 0.0),
+    # A product beyond float32 is Inf there, and nowhere else.
+    ("cdna3_bf16", [2.0**64, 2.0**64], [2.0**64, -(2.0**64)], 0.0, math.nan),
+    ("hopper_bf16", [2.0**64, 2.0**64], [2.0**64, -(2.0**64)], 0.0, 0.0),
+    # Underflow keeps its sign at AMD, not at NVIDIA.
+    ("cdna1_bf16", [-(2.0**-80)], p2(-80), 0.0, -0.0),
+    ("hopper_bf16", [-(2.0**-80)], p2(-80), 0.0, 0.0),
+    # No exponent counts as less than -133: units of 2^-158.
+    ("hopper_bf16", [*p2(-79), *[-(2.0**-80)] * 2], p2(-70, -79, -79), 0.0, 2.0**-149),
+    ("hopper_bf16", [*p2(-79), *[-(2.0**-79)] * 2], p2(-70, -79, -79), 0.0, 0.0),
+]
+
+
+@pytest.mark.parametrize(("name", "a", "b", "c", "d"), CORNERS)
+def test_corners(name: str, a: list[float], b: list[float], c: float, d: float) -> None:
+    assert identical(dot(a, b, c, load_datapath(name)), exact(d))
+
+
+def test_nvfp4_keeps_35_bits() -> None:
+    a, b = [0.0] * 64, [1.0] * 64
+    scales = ([256.0, 256.0, 2.0**-9, 1.0],) * 2
+    a[0], a[16] = 1.0, -1.0
+    for last, d in [(0.5, 2.0**-19), (-0.5, -(2.0**-19))]:
+        a[32] = last
+        assert dot(a, b, 0.0, load_datapath("blackwell_nvf4"), None, scales) == d
+    b[32] = 0.5
+    assert dot(a, b, 0.0, load_datapath("blackwell_nvf4"), None, scales) == 0
 
 
 def test_integers_wrap_or_saturate() -> None:

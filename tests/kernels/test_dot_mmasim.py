@@ -21,6 +21,8 @@ from lowprec.spec import (
     load_datapath,
     load_datapath_facts,
 )
+from lowprec.spec.format import FloatFormat
+from tests.exact.test_dot import CORNERS
 
 fdpa: Any = pytest.importorskip("mmasim.arithmetic.fdpa", reason="mmasim is not installed")
 ftz: Any = pytest.importorskip("mmasim.arithmetic.ftz_mul_add")
@@ -74,11 +76,13 @@ def peer(path: Datapath) -> Any:
     return kind(bits, rounding, path.step, low, "e4m3", "e4m3")
 
 
-def draw(name: str, shape: tuple[int, int], spread: int, g: torch.Generator) -> Tensor:
-    """Finite values of a format in mmasim's dtype."""
+def draw(
+    name: str, shape: tuple[int, int], spread: int, g: torch.Generator, centre: int = 0
+) -> Tensor:
+    """Finite values of a format about 2^centre, in mmasim's dtype."""
     if name == "float4_e2m1fn":
         return E2M1[torch.randint(0, 16, shape, generator=g)].to(torch.float16)
-    exponent = torch.randint(-spread, spread + 1, shape, generator=g)
+    exponent = centre + torch.randint(-spread, spread + 1, shape, generator=g)
     x = torch.randn(shape, generator=g) * torch.exp2(exponent.float())
     x = torch.where(torch.rand(shape, generator=g) < 0.1, 0.0, x)
     if name == "tfloat32":
@@ -94,31 +98,57 @@ def draw_scales(name: str, shape: tuple[int, int], spread: int, g: torch.Generat
     return draw(name, shape, min(spread, 8), g).float().abs().to(torch.float8_e4m3fn)
 
 
-@pytest.mark.parametrize("spread", [1, 6, 20, 60])
+@pytest.mark.parametrize(("spread", "tiny"), [(1, False), (6, False), (40, False), (2, True)])
 @pytest.mark.parametrize("name", modelled())
-def test_agrees_with_mmasim(name: str, spread: int) -> None:
+def test_agrees_with_mmasim(name: str, spread: int, tiny: bool) -> None:
     path = load_datapath(name)
     g = torch.Generator().manual_seed(spread)
     assert path.step is not None
+    assert isinstance(path.output, FloatFormat)
     size = path.step if path.scaling else 2 * path.step  # scales: one instruction's
+    low = path.output.emin // 2 - 3 if tiny else 0
     for fmt in path.inputs:
         if fmt.name.startswith("float6") or (fmt.name[:6] == "float4" and not path.scaling):
             continue  # mmasim reads these as packed bytes; the float8 formats take the same way
-        a, b = (draw(fmt.name, (ROWS, size), spread, g) for _ in "ab")
-        c = torch.randn(ROWS, generator=g) * torch.exp2(
-            torch.randint(-spread, spread, (ROWS,), generator=g).float()
-        )
-        c = torch.where(torch.rand(ROWS, generator=g) < 0.2, 0.0, c).to(
-            DTYPES.get(path.accumulator.name, torch.float32)
-        )
+        a, b = (draw(fmt.name, (ROWS, size), spread, g, low) for _ in "ab")
         scales: tuple[Tensor, ...] | None = None
         if path.scaling:
             shape = (ROWS, size // path.scaling.block)
             scales = tuple(
                 draw_scales(path.scaling.formats[0].name, shape, spread, g) for _ in "ab"
             )
+        c = draw_c(a.double() * b.double(), path, scales, g)
         want = peer(path).dpa(a, b, c, *(scales or ())).float()
         pair = None if scales is None else (scales[0].float(), scales[1].float())
         got = dot(a.float(), b.float(), c.float(), datapath=path, formats=(fmt, fmt), scales=pair)
         same = (got.view(torch.int32) == want.view(torch.int32)) | (got.isnan() & want.isnan())
         assert same.all(), f"{fmt.name}: {int((~same).sum())} of {ROWS} differ"
+
+
+def draw_c(
+    products: Tensor, path: Datapath, scales: tuple[Tensor, ...] | None, g: torch.Generator
+) -> Tensor:
+    """A third of zeros, a third of the size of a product; a third cancels the sum, which shows the
+    bits that a result of 24 bits hides."""
+    if scales is not None and path.scaling is not None:
+        each = (scales[0].double() * scales[1].double()).repeat_interleave(path.scaling.block, -1)
+        products = products * each
+    c = products[:, 0] * torch.randn(ROWS, generator=g)
+    c[::3] = 0
+    c[1::3] = -products.sum(-1)[1::3]
+    return c.to(DTYPES.get(path.accumulator.name, torch.float32)).nan_to_num(0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("name", "a", "b", "c", "d"), CORNERS)
+def test_mmasim_knows_the_corners(
+    name: str, a: list[float], b: list[float], c: float, d: float
+) -> None:
+    path = load_datapath(name)
+    assert path.step is not None
+    row = torch.zeros(2, 1, path.step)
+    row[0, 0, : len(a)], row[1, 0, : len(b)] = torch.tensor(a), torch.tensor(b)
+    x, y = row.to(DTYPES[path.inputs[0].name])
+    got = peer(path).dpa(x, y, torch.tensor([c]))
+    want = torch.tensor([d])
+    assert (got.signbit() == want.signbit()) | got.isnan()
+    assert (got == want) | (got.isnan() & want.isnan())
