@@ -169,6 +169,8 @@ INLINE void strip(const job *pj, state *pz, how h, int64_t at, int64_t block, in
 #define WITH_HOW(loop)                                                     \
   if (a.kind == MIRRORED) { USUAL(MIRRORED, loop) }                        \
   else if (a.kind == SATURATES) { USUAL(SATURATES, loop) }                 \
+  else if (a.kind == STOCHASTIC && a.sink == VALUES && a.inverse)          \
+    HOW(STOCHASTIC, VALUES, 1, loop)                                       \
   else if (a.kind == STOCHASTIC) HOW(STOCHASTIC, a.sink, a.inverse, loop)  \
   else HOW(ANY, a.sink, a.inverse, loop)
 
