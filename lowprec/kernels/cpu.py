@@ -166,7 +166,9 @@ def quantize(
     if p.plan.code is None:
         return None
     codes = _empty(library, x.shape, torch.uint8)
-    scales = None if p.scale_shape is None else torch.empty(p.scale_shape)
+    scales = None
+    if p.scale_shape is not None:
+        scales = _empty(library, torch.Size(p.scale_shape), torch.float32)
     outer, nan = _quantize(library, x, p, seed, codes=codes, scales=scales)
     if nan and p.plan.block is None and not p.plan.has_nan:
         return None

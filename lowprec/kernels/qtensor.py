@@ -23,7 +23,6 @@ from lowprec.kernels.codec import check_codes, codes_of, store_codes
 from lowprec.kernels.codec import values_of as values_of_codes
 from lowprec.kernels.element import projector
 from lowprec.kernels.ops import Call
-from lowprec.kernels.scale import whole_scale
 from lowprec.kernels.word import FLOAT32, check_out, holds, require, word_of
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import CodebookFormat, FloatFormat, Format
@@ -233,8 +232,8 @@ def _by_core(q: QTensor, fmt: BlockFormat, out: Tensor | None) -> Tensor | None:
     if refined or coarse or q.scales is None or not _are_bytes(q.codes, fmt.element):
         return None
     scale = decode_tensor(q.scales, fmt.scale, torch.float32)
-    outer = None if q.outer_scale is None else q.outer_scale.float()
-    whole = whole_scale(scale, outer).contiguous()
+    # In place: the scales have just been decoded, and fresh memory costs more than the product.
+    whole = scale.contiguous() if q.outer_scale is None else scale.mul_(q.outer_scale.float())
     element = fmt.element
     return cpu.dequantize(
         q.codes, _table(element), whole, q.axis, fmt.block, out, bits=element.bits
