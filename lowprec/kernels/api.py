@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError, unknown
 from lowprec.kernels import ops, qtensor
-from lowprec.kernels.ops import Random
+from lowprec.kernels.calls import Random, call
 from lowprec.kernels.qtensor import QTensor
 from lowprec.kernels.word import check_out
 from lowprec.spec import build, load_format, load_quantizer
@@ -64,7 +64,7 @@ def fake_quantize(
     """
     if torch.compiler.is_compiling():
         return _traced(x, _text_of(quantizer), axis, random, scale, out, gradient)
-    c = ops.call(x, _quantizer(quantizer), axis, random, scale)
+    c = call(x, _quantizer(quantizer), axis, random, scale)
     return ops.fake_quantize(x, c, out, gradient)
 
 
@@ -81,9 +81,7 @@ def quantize(
     LowprecError where a NaN has no code point: in the scale, or in an element of a scalar format.
     random, scale: as in `fake_quantize`.
     """
-    return qtensor.quantize_tensor(
-        x.detach(), ops.call(x, _quantizer(quantizer), axis, random, scale)
-    )
+    return qtensor.quantize_tensor(x.detach(), call(x, _quantizer(quantizer), axis, random, scale))
 
 
 def encode(
@@ -100,7 +98,7 @@ def encode(
     LowprecError for NaN in a format that has none. out: a tensor of that dtype.
     """
     quantizer = _cast(fmt, rounding, saturation, bits)
-    codes = qtensor.encode_tensor(x.detach(), ops.call(x, quantizer, -1, random))
+    codes = qtensor.encode_tensor(x.detach(), call(x, quantizer, -1, random))
     check_out(out, codes.shape, codes.dtype)
     return codes if out is None else out.copy_(codes)
 

@@ -55,7 +55,7 @@ def define(
     scale: Tensor | None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """`ops.define`, compiled, into `out` if given. `x` has elements."""
+    """`calls.define`, compiled, into `out` if given. `x` has elements."""
     word, by, structure = word_of(x.dtype), None, None
     if isinstance(quantizer.format, BlockFormat):
         by = _numbers_on(quantizer, word, x.device)

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from lowprec import LowprecError, kernels, quantizer
 from lowprec.eval.hard_inputs import every_bfloat16, every_float16
 from lowprec.kernels import counter
-from lowprec.kernels.ops import Call, define
+from lowprec.kernels.calls import Call, define
 from lowprec.spec import BlockFormat, Projection, Quantizer, load_format
 from tests.kernels.oracle import assert_same_bits
 from tests.kernels.test_block import TILES

@@ -12,7 +12,7 @@ from torch._dynamo.utils import counters
 
 from lowprec import quantizer
 from lowprec.kernels import compiled
-from lowprec.kernels.ops import Call, define
+from lowprec.kernels.calls import Call, define
 from tests.kernels.oracle import assert_same_bits
 from tests.kernels.test_block import breaking
 

@@ -19,8 +19,8 @@ from lowprec.eval import hard_inputs
 from lowprec.eval.conformance.scalars import dtype_for
 from lowprec.kernels import core, counter, cpu
 from lowprec.kernels.block import scaled
+from lowprec.kernels.calls import Call, define, define_in_parts
 from lowprec.kernels.codec import codes_of
-from lowprec.kernels.ops import Call, define, define_in_parts
 from lowprec.kernels.plan import plan_of
 from lowprec.spec import BlockFormat, CodebookFormat, Format, Quantizer
 from tests import strategies
