@@ -10,10 +10,10 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import scale as rules
-from lowprec.kernels.arith import product
-from lowprec.kernels.blocking import Layout, largest, members, places, smallest, spread
+from lowprec.kernels.blocking import Layout, largest, members, smallest, spread
 from lowprec.kernels.element import Projector, projector
 from lowprec.kernels.scale import InnerRule, ScaleRule, rule_of
+from lowprec.kernels.shared import Shared, outlier_mask, values_of, whole_and_shift
 from lowprec.kernels.word import FLOAT32, FLOAT64, Word, holds, word_of
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.quantizer import GIVEN_RULES, SEARCHING_RULES, Quantizer
@@ -30,23 +30,6 @@ class BlockNumbers:
     lowest: float  # element
     least: float  # positive value of the outlier's format
     has_signed_offset: bool
-
-
-@dataclass(frozen=True)
-class Shared:
-    """What elements share, in the tensor's own dtype (float32 or float64).
-
-    scale, offset (z or o): of `BlockFormat.scale_shape`. outer, outer_offset: of that shape for
-    the outer block, of rank 0 where it is the tensor. inner: u for every inner level. outlier: the
-    index in each block, all ones where there is none.
-    """
-
-    scale: Tensor
-    outer: Tensor | None = None
-    inner: tuple[Tensor, ...] = ()
-    offset: Tensor | None = None
-    outer_offset: Tensor | None = None
-    outlier: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -326,8 +309,7 @@ def _projected(
     whole, shift = whole_and_shift(shared, layout)
     fmt, dtype = layout.fmt, numbers.element.word.dtype
     units = x if shift is None else x + shift
-    if numbers.rule.power_of_two and not fmt.inner:
-        # Never zero, and the inverse is exact.
+    if numbers.rule.has_inverse:
         units = units * spread(1 / shared.scale, layout.sizes, x.shape)
     else:
         units = torch.where(whole == 0, units * whole, units / whole)
@@ -338,33 +320,3 @@ def _projected(
         there = outlier_mask(shared.outlier, layout, x.device)
         elements = torch.where(there, numbers.outlier(units.to(dtype), random), elements)
     return Scaled(units, elements, shared, values_of(elements, shared, layout, whole, shift))
-
-
-def whole_and_shift(shared: Shared, layout: Layout) -> tuple[Tensor, Tensor | None]:
-    """S, with the inner scales, and O (None without), at every element."""
-    fmt = layout.fmt
-    outer = None if shared.outer is None else layout.at_blocks(shared.outer)
-    whole = spread(rules.whole_scale(shared.scale, outer), layout.sizes, layout.shape)
-    for level, u in enumerate(shared.inner):
-        whole = whole * spread(u, layout.inner_sizes(level), layout.shape)
-    if fmt.offset is None or shared.offset is None:
-        return whole, None
-    outer = None if shared.outer_offset is None else layout.at_blocks(shared.outer_offset)
-    return whole, spread(rules.whole_scale(shared.offset, outer), layout.sizes, layout.shape)
-
-
-def values_of(
-    elements: Tensor, shared: Shared, layout: Layout, whole: Tensor, shift: Tensor | None
-) -> Tensor:
-    """``RN(RN((element - z) * S) - O)``."""
-    if layout.fmt.zero_point is not None and shared.offset is not None:
-        zero = spread(shared.offset, layout.sizes, layout.shape)
-        elements = torch.where(elements.isnan(), torch.nan, elements - zero)
-    values = product(elements, whole)
-    return values if shift is None else values - shift
-
-
-def outlier_mask(outlier: Tensor, layout: Layout, device: torch.device) -> Tensor:
-    """Where an element is its block's outlier."""
-    index = spread(outlier, layout.sizes, layout.shape)
-    return index == places(layout.shape, layout.sizes, device)

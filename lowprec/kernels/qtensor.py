@@ -11,18 +11,13 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import cpu
-from lowprec.kernels.block import (
-    Shared,
-    outlier_mask,
-    scaled,
-    values_of,
-    whole_and_shift,
-)
+from lowprec.kernels.block import scaled
 from lowprec.kernels.blocking import Layout
 from lowprec.kernels.calls import Call
 from lowprec.kernels.codec import check_codes, codes_of, store_codes
 from lowprec.kernels.codec import values_of as values_of_codes
 from lowprec.kernels.element import projector
+from lowprec.kernels.shared import Shared, outlier_mask, values_of, whole_and_shift
 from lowprec.kernels.word import FLOAT32, check_out, holds, require, word_of
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import CodebookFormat, FloatFormat, Format

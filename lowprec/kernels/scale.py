@@ -38,6 +38,7 @@ class ScaleRule:
     carry: int
     emax: int
     exponents: tuple[int, int]
+    has_inverse: bool  # every scale is a power of two whose inverse the word holds
     factors: tuple[float, ...]
     divisors: tuple[float, ...]
     onto_scale: Projector
@@ -84,6 +85,7 @@ def rule_of(quantizer: Quantizer, word: Word) -> ScaleRule:
         carry=carry,
         emax=0 if rule == "rceil" else emax - (rule == "floor2x"),
         exponents=exponents,
+        has_inverse=power_of_two and not fmt.inner and exponents[0] >= -word.bias,
         factors=_factors(fmt.scale) if rule == "mse" else (),
         divisors=(6.0, 4.0) if rule == "four_over_six" else (),
         onto_scale=projector(fmt.scale, ONTO_SCALE, word),

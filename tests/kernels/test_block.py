@@ -81,6 +81,15 @@ UNUSUAL = [
         "hif", "float4_e1m2", "ufloat8_e6m2", 12,
         inner=(Level(scale=one_bit(0), block=(4,)), Level(scale=one_bit(0), block=(2,))),
     ),
+    BlockFormat(
+        name="low_scales",
+        element=load_format("float4_e2m1fn"),
+        scale=FloatFormat(
+            name="low", kind="float", bits=6, precision=1, bias=149, signed=False,
+            subnormals=False, zero=False,
+        ),
+        block=(4,),
+    ),
     block(
         "mx_plus", "float4_e2m1fn", "float8_e8m0fnu", 6,
         outlier=Outlier(element=PLUS, index_bits=8),
