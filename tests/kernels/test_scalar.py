@@ -64,6 +64,16 @@ def test_every_projection_of_every_16_bit_float(fmt: Format, projection: Project
     check(edges(fmt, dtype, most=1 << 16), fmt, projection)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", EVERY, **NAMED)
+def test_ten_million_random_bits(fmt: Format) -> None:
+    """All exponents, under every projection; fewer of wide formats, whose answers are many."""
+    count = 10_000_000 if fmt.bits <= 10 else 1_000_000 if fmt.bits <= 16 else 10_000
+    x = random_bits(count, dtype_for(fmt), seed=7)
+    for projection in DETERMINISTIC:
+        check(x, fmt, projection)
+
+
 @pytest.mark.parametrize("bits", [1, 32])
 @pytest.mark.parametrize("fmt", EVERY, **NAMED)
 def test_stochastic(fmt: Format, bits: int) -> None:
