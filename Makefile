@@ -19,7 +19,9 @@ test: $(STAMP)
 	$(RUN) pytest
 
 bench: $(STAMP)
-	for script in benchmarks/*.py; do $(VENV)/bin/python $$script || exit 1; done
+	$(VENV)/bin/python benchmarks/kernels.py --peers
+	$(VENV)/bin/python benchmarks/linear.py
+	$(VENV)/bin/python benchmarks/gpu.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
