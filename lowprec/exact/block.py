@@ -178,10 +178,9 @@ def fake_quantize(
         pairs = zip(values, bits, strict=True)
         return [to_float(project(exact(x), fmt, quantizer.projection, r)) for x, r in pairs]
     result = [math.nan] * len(values)
-    for members, places, block in quantize_blocks(
+    for members, _, block in quantize_blocks(
         values, shape, quantizer, axis, random, scale, arithmetic
     ):
-        del places
         for i, y in zip(members, block.values, strict=True):
             result[i] = y
     return result

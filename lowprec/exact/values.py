@@ -76,7 +76,7 @@ def value(code: int, fmt: Format) -> Value:
     LowprecError where the format has no such code point. The most negative code of a symmetric
     integer format decodes, though no projection gives it.
     """
-    size = len(fmt.values) if isinstance(fmt, CodebookFormat) else 1 << fmt.bits
+    size = fmt.code_points
     if not 0 <= code < size:
         raise LowprecError(f"{fmt.name}: no code point {code:#x}; expected 0 to {size - 1:#x}")
     match fmt:
@@ -136,7 +136,7 @@ def value_table(fmt: Format) -> tuple[Value, ...]:
     """All values by code point, of a format of at most 16 bits."""
     if fmt.bits > TABLE_BITS:
         raise LowprecError(f"{fmt.name}: {fmt.bits} bits; a table has at most {TABLE_BITS}")
-    size = len(fmt.values) if isinstance(fmt, CodebookFormat) else 1 << fmt.bits
+    size = fmt.code_points
     return tuple(value(code, fmt) for code in range(size))
 
 

@@ -162,7 +162,7 @@ def check_codes(codes: Tensor, fmt: Format) -> Tensor:
     if codes.dtype.is_floating_point or codes.dtype.is_complex or codes.dtype == torch.bool:
         raise LowprecError(f"codes of {codes.dtype}: expected integers")
     wide = codes.view(torch.int64) if codes.dtype == torch.uint64 else codes.long()
-    size = len(fmt.values) if isinstance(fmt, CodebookFormat) else 1 << fmt.bits
+    size = fmt.code_points
     if size < 1 << 63 and bool(((wide < 0) | (wide >= size)).any()):
         raise LowprecError(f"{fmt.name}: codes beyond its code points, 0 to {size - 1:#x}")
     require(torch.float64, fmt)

@@ -93,8 +93,7 @@ def _function(backend: str = "inductor") -> object:
 def _is_plain(quantizer: Quantizer) -> bool:
     fmt = quantizer.format
     assert isinstance(fmt, BlockFormat)
-    more = fmt.inner or fmt.zero_point or fmt.offset or fmt.outlier
-    return not more and quantizer.rule in (*POWER_OF_TWO_RULES, "amax")
+    return fmt.is_only_scaled and quantizer.rule in (*POWER_OF_TWO_RULES, "amax")
 
 
 @lru_cache(maxsize=256)

@@ -67,10 +67,10 @@ def plan_of(quantizer: Quantizer) -> Plan | None:
 
 def _is_simple(quantizer: Quantizer, fmt: BlockFormat) -> bool:
     """One scale for one-dimensional blocks, with one for the tensor at most."""
-    more = fmt.inner or fmt.zero_point or fmt.offset or fmt.outlier
     flat = isinstance(fmt.block, str) or len(fmt.block) == 1
     outer = fmt.outer is None or fmt.outer.block == "tensor"
-    return flat and outer and not more and quantizer.rule in (*POWER_OF_TWO_RULES, "amax")
+    simple = flat and outer and fmt.is_only_scaled
+    return simple and quantizer.rule in (*POWER_OF_TWO_RULES, "amax")
 
 
 @lru_cache(maxsize=1024)

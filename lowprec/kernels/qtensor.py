@@ -20,7 +20,7 @@ from lowprec.kernels.element import projector
 from lowprec.kernels.shared import Shared, outlier_mask, values_of, whole_and_shift
 from lowprec.kernels.word import FLOAT32, check_out, holds, require, word_of
 from lowprec.spec.block import BlockFormat
-from lowprec.spec.format import CodebookFormat, FloatFormat, Format
+from lowprec.spec.format import FloatFormat, Format
 from lowprec.spec.projection import Projection
 from lowprec.spec.quantizer import GIVEN_RULES, Quantizer
 
@@ -163,9 +163,8 @@ def _is_float32_exponent(fmt: Format) -> bool:
 @lru_cache(maxsize=256)
 def _table(fmt: Format) -> Tensor:
     """The values of a format of up to 8 bits, float32; zeros beyond them."""
-    size = len(fmt.values) if isinstance(fmt, CodebookFormat) else 1 << fmt.bits
     table = torch.zeros(256)
-    table[:size] = values_of_codes(torch.arange(size), fmt)
+    table[: fmt.code_points] = values_of_codes(torch.arange(fmt.code_points), fmt)
     return table
 
 
@@ -216,15 +215,14 @@ def _are_bytes(codes: Tensor, fmt: Format) -> bool:
     """Whether a table of 256 values serves all codes that have no more bits than the format."""
     if fmt.bits > 8 or codes.dtype != torch.uint8 or not codes.is_cpu or not codes.numel():
         return False
-    size = len(fmt.values) if isinstance(fmt, CodebookFormat) else 1 << fmt.bits
-    return holds(torch.float32, fmt) and (size == 1 << fmt.bits or int(codes.amax()) < size)
+    every = fmt.code_points == 1 << fmt.bits
+    return holds(torch.float32, fmt) and (every or int(codes.amax()) < fmt.code_points)
 
 
 def _by_core(q: QTensor, fmt: BlockFormat, out: Tensor | None) -> Tensor | None:
     """`dequantize` by the CPU core, or None where it does not cover the case."""
-    refined = fmt.inner or fmt.zero_point or fmt.offset or fmt.outlier
     coarse = fmt.outer is not None and fmt.outer.block != "tensor"
-    if refined or coarse or q.scales is None or not _are_bytes(q.codes, fmt.element):
+    if not fmt.is_only_scaled or coarse or q.scales is None or not _are_bytes(q.codes, fmt.element):
         return None
     scale = decode_tensor(q.scales, fmt.scale, torch.float32)
     # In place: the scales have just been decoded, and fresh memory costs more than the product.

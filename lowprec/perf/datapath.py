@@ -44,7 +44,7 @@ class Datapath(Spec):
 
         No unit here knows inner scales, zero points, offsets or outliers.
         """
-        if isinstance(operand, BlockFormat) and not _only_scaled(operand):
+        if isinstance(operand, BlockFormat) and not operand.is_only_scaled:
             return False
         return any(_holds(fmt, _element(operand)) for fmt in self.operands)
 
@@ -111,7 +111,7 @@ def _refusal(datapaths: Sequence[Datapath], a: Operand, b: Operand) -> str:
     for operand in (a, b):
         takers = [path for path in datapaths if path.takes(operand)]
         if not takers:
-            plain = not isinstance(operand, BlockFormat) or _only_scaled(operand)
+            plain = not isinstance(operand, BlockFormat) or operand.is_only_scaled
             return f"no datapath takes {_element(operand).name if plain else operand.name}"
         if isinstance(operand, BlockFormat) and not any(path.scales(operand) for path in takers):
             return (
@@ -131,10 +131,6 @@ def same_encoding(a: Operand, b: Operand) -> bool:
 def is_block_scaled(operand: Operand) -> bool:
     """Whether the scale changes along K, so that it cannot wait for the finished sum."""
     return _block_scale(operand) is not None
-
-
-def _only_scaled(fmt: BlockFormat) -> bool:
-    return not (fmt.inner or fmt.zero_point or fmt.offset or fmt.outlier)
 
 
 def _element(operand: Operand) -> Format:

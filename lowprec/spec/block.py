@@ -124,6 +124,11 @@ class BlockFormat(Spec):
         )
 
     @property
+    def is_only_scaled(self) -> bool:
+        """Whether blocks share a scale, perhaps under an outer one, and nothing else."""
+        return not (self.inner or self.zero_point or self.offset or self.outlier)
+
+    @property
     def parts(self) -> dict[str, Format]:
         """The scalar formats that it is made of, by key."""
         found: dict[str, Format] = {"element": self.element, "scale": self.scale}

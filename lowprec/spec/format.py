@@ -56,6 +56,11 @@ class Format(Spec):
         return floor_log2(self.max_exact)
 
     @property
+    def code_points(self) -> int:
+        """How many code points there are, from 0."""
+        return 1 << self.bits
+
+    @property
     def has_infinity(self) -> bool:
         return False
 
@@ -261,6 +266,10 @@ class CodebookFormat(Format):
         if (-1, 0) in keys and (1, 0) not in keys:
             raise ValueError("-0.0 needs 0.0 beside it")
         return self
+
+    @property
+    def code_points(self) -> int:
+        return len(self.values)
 
     def __hash__(self) -> int:
         # Formats are keys of caches; 65,536 values would be hashed at every look-up.

@@ -19,6 +19,7 @@ import pytest
 
 from lowprec.exact import exact, identical, project, value_table
 from lowprec.spec import FloatFormat, Format, Projection, load_format
+from tests.peers.gfloats import GFLOAT, GFLOAT_MODES
 
 IEEE = Projection(saturation="OvfInf")
 
@@ -117,38 +118,18 @@ def test_float32_equals_the_machines_own_conversion() -> None:
         assert identical(project(x, fmt, IEEE), exact(expected))
 
 
-GFLOAT = {
-    "bfloat16": gfloat.formats.format_info_bfloat16,
-    "float16": gfloat.formats.format_info_binary16,
-    "float8_e5m2": gfloat.formats.format_info_ocp_e5m2,
-    "float8_e4m3fn": gfloat.formats.format_info_ocp_e4m3,
-    "float6_e3m2fn": gfloat.formats.format_info_ocp_e3m2,
-    "float6_e2m3fn": gfloat.formats.format_info_ocp_e2m3,
-    "float4_e2m1fn": gfloat.formats.format_info_ocp_e2m1,
-    "binary8p1se": gfloat.formats.format_info_p3109(8, 1),
-    "binary8p3se": gfloat.formats.format_info_p3109(8, 3),
-    "binary8p4sf": gfloat.formats.format_info_p3109(8, 4, domain=gfloat.Domain.Finite),
-    "binary6p5se": gfloat.formats.format_info_p3109(6, 5),
-}
-MODES = {
-    "nearest-even": gfloat.RoundMode.TiesToEven,
-    "nearest-away": gfloat.RoundMode.TiesToAway,
-    "toward-zero": gfloat.RoundMode.TowardZero,
-    "up": gfloat.RoundMode.TowardPositive,
-    "down": gfloat.RoundMode.TowardNegative,
-}
-
-
 @pytest.mark.parametrize("name", GFLOAT)
 def test_gfloat_rounds_alike(name: str) -> None:
     """All its deterministic modes. Without NaN it refuses NaN, and Inf and overflow where they
     ask for one: those inputs are left out."""
     fmt, info = scalar(name), GFLOAT[name]
     inputs = [float(x) for x in hard_inputs(fmt, 60)]
-    cases = itertools.product(MODES, ("SatFinite", "OvfInf"), inputs)
+    cases = itertools.product(GFLOAT_MODES, ("SatFinite", "OvfInf"), inputs)
     for rounding, saturation, x in cases:
         try:
-            theirs = gfloat.round_float(info, x, MODES[rounding], sat=saturation == "SatFinite")
+            theirs = gfloat.round_float(
+                info, x, GFLOAT_MODES[rounding], sat=saturation == "SatFinite"
+            )
         except ValueError:
             assert not fmt.has_nan
             continue

@@ -25,14 +25,7 @@ from lowprec.spec import (
 )
 from tests import strategies
 from tests.kernels.oracle import BLOCKS, assert_same_bits
-
-
-def one_bit(low: int) -> FloatFormat:
-    """The values 2^low and 2^(low + 1)."""
-    return FloatFormat(
-        name=f"bit{low}".replace("-", "m"), kind="float", bits=1, precision=1, bias=-low,
-        signed=False, subnormals=False, zero=False,
-    )  # fmt: skip
+from tests.strategies import one_bit
 
 
 def block(name: str, element: str, scale: str, size: int, **more: object) -> BlockFormat:

@@ -16,6 +16,7 @@ from torch import Tensor
 import lowprec as lp
 from lowprec.eval import hard_inputs
 from tests.peers.case import Case, Reason, nan_input
+from tests.peers.gfloats import GFLOAT, GFLOAT_MODES
 
 RANDOM = 100_000
 
@@ -161,28 +162,6 @@ def of_onnx() -> Iterator[Case]:
         codes = numpy_helper.to_float8e8m0(x.numpy(), saturate, mode)
         theirs = torch.from_numpy(codes.astype(np.float32))
         yield Case("onnx", "float8_e8m0fnu", rule, x, ours, theirs, reasons)
-
-
-GFLOAT = {
-    "bfloat16": gfloat.formats.format_info_bfloat16,
-    "float16": gfloat.formats.format_info_binary16,
-    "float8_e5m2": gfloat.formats.format_info_ocp_e5m2,
-    "float8_e4m3fn": gfloat.formats.format_info_ocp_e4m3,
-    "float6_e3m2fn": gfloat.formats.format_info_ocp_e3m2,
-    "float6_e2m3fn": gfloat.formats.format_info_ocp_e2m3,
-    "float4_e2m1fn": gfloat.formats.format_info_ocp_e2m1,
-    "binary8p1se": gfloat.formats.format_info_p3109(8, 1),
-    "binary8p3se": gfloat.formats.format_info_p3109(8, 3),
-    "binary8p4sf": gfloat.formats.format_info_p3109(8, 4, domain=gfloat.Domain.Finite),
-    "binary6p5se": gfloat.formats.format_info_p3109(6, 5),
-}
-GFLOAT_MODES = {
-    "nearest-even": gfloat.RoundMode.TiesToEven,
-    "nearest-away": gfloat.RoundMode.TiesToAway,
-    "toward-zero": gfloat.RoundMode.TowardZero,
-    "up": gfloat.RoundMode.TowardPositive,
-    "down": gfloat.RoundMode.TowardNegative,
-}
 
 
 def _gfloat_e8m0() -> Case:
