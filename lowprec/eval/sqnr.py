@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from lowprec.kernels import fake_quantize
-from lowprec.nn import Quantized
-from lowprec.nn.wrap import REPLACEMENTS
+from lowprec.nn.emulation import Emulated, sites_of
+from lowprec.nn.wrap import possible
 from lowprec.spec import Quantizer, Recipe
 
 
@@ -29,17 +29,20 @@ def sqnr_db(x: torch.Tensor, quantized: torch.Tensor) -> float:
 
 
 def weight_sqnr(model: nn.Module) -> dict[str, float]:
-    """By path, the dB of each weight that the wrapped `model` has quantized."""
-    return {
-        path: sqnr_db(module.weight.detach(), module.quantized_weight())
-        for path, module in model.named_modules()
-        if isinstance(module, Quantized) and module.rule.weight is not None
-    }
+    """By path, the dB of each linear layer's weight that the wrapped `model` has quantized."""
+    found: dict[str, float] = {}
+    for path, module in model.named_modules():
+        site = sites_of(module).get("linear") if isinstance(module, Emulated) else None
+        weight = module._parameters.get("weight")
+        if site is not None and site.rule.weight is not None and weight is not None:
+            with torch.no_grad():
+                found[path] = sqnr_db(weight, site.weight(weight, -1))
+    return found
 
 
 @torch.inference_mode()
 def activation_sqnr(model: Any, recipe: Recipe, ids: torch.Tensor) -> dict[str, float]:
-    """By path, the dB of each input that `recipe` quantizes, for the tokens `ids` [n, L].
+    """By path, the dB of each linear layer's input that `recipe` quantizes, for `ids` [n, L].
 
     `model` is not wrapped: the inputs are those of the unquantized model, so that a ratio speaks
     of one layer and not of those before it. A module that is called several times has its last
@@ -48,8 +51,8 @@ def activation_sqnr(model: Any, recipe: Recipe, ids: torch.Tensor) -> dict[str, 
     found: dict[str, float] = {}
     hooks = []
     for path, module in model.named_modules():
-        rule = recipe.rule_for(path) if type(module) in REPLACEMENTS else None
-        if rule is not None and rule.activation is not None:
+        rule = recipe.rule_for(path) if "linear" in possible(module) else None
+        if rule is not None and rule.activation is not None and "weight" in module._parameters:
             measure = _hook(rule.activation, partial(found.__setitem__, path))
             hooks.append(module.register_forward_pre_hook(measure))
     try:

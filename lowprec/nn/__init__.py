@@ -1,17 +1,9 @@
-"""Models under a recipe: wrapped modules, what they cover, and the workload a model performs."""
+"""Models under a recipe: emulated modules, what they cover, and the workload a model performs."""
 
+from lowprec.nn import matmul as _matmul  # noqa: F401 - registers its handlers
 from lowprec.nn.coverage import Coverage, Entry, coverage
+from lowprec.nn.emulation import Emulated
 from lowprec.nn.hf import trace
-from lowprec.nn.linear import Quantized, QuantizedLinear
 from lowprec.nn.wrap import unwrap, wrap
 
-__all__ = [
-    "Coverage",
-    "Entry",
-    "Quantized",
-    "QuantizedLinear",
-    "coverage",
-    "trace",
-    "unwrap",
-    "wrap",
-]
+__all__ = ["Coverage", "Emulated", "Entry", "coverage", "trace", "unwrap", "wrap"]

@@ -6,56 +6,81 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
-from lowprec.nn.hf import ghost, record
-from lowprec.nn.linear import Quantized
-from lowprec.nn.wrap import REPLACEMENTS, recipe_of
-from lowprec.spec import Attention, Matmul, Recipe
+from lowprec.nn.audit import Audit
+from lowprec.nn.emulation import Emulated, sites_of
+from lowprec.nn.hf import ghost, token_ids
+from lowprec.nn.site import Site
+from lowprec.nn.wrap import recipe_of
+from lowprec.spec import Recipe, Rule
 
 KEPT = "kept"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One module with a matmul: its FLOP in the traced pass, the quantizers of its operands in
-    full or "kept", and what a reader should know: why it is kept, or a shared weight."""
+    """One operation of one module: its FLOP in the watched pass, the quantizers of its operands in
+    full, its datapath, and what a reader should know: why it is kept, or a shared weight.
+
+    hole: no rule decides about it, or the one that does could not be followed.
+    """
 
     path: str
     kind: str
     flops: int
     share: float
-    weight: str
-    activation: str
+    operands: tuple[tuple[str, str], ...]
+    datapath: str
     reason: str
+    hole: bool
 
     @property
     def covered(self) -> bool:
-        return (self.weight, self.activation) != (KEPT, KEPT)
+        return bool(self.operands or self.datapath)
+
+    @property
+    def weight(self) -> str:
+        return dict(self.operands).get("weight", KEPT)
+
+    @property
+    def activation(self) -> str:
+        return dict(self.operands).get("activation", KEPT)
+
+    @property
+    def spelled(self) -> str:
+        """``operand=quantizer`` of each, and the datapath; or "kept"."""
+        words = [f"{name}={text}" for name, text in self.operands]
+        if self.datapath:
+            words.append(f"datapath={self.datapath}")
+        return " ".join(words) or KEPT
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Every module with a matmul, of `batch` sequences of `tokens` tokens without a cache, logits
-    at every position, causal attention over the positions that its mask leaves.
+    """Every matmul, convolution and attention of one pass; the shares of FLOP add up to 1.
 
-    The matmuls of attention count, so the shares add up to 1 over all of the model's matmuls.
+    FLOP are those of the dense product: positions that an attention's mask leaves out count.
     """
 
     entries: tuple[Entry, ...]
-    batch: int
-    tokens: int
 
     @property
     def share(self) -> float:
-        """Share of the FLOP of which at least one operand is quantized."""
+        """Share of the FLOP of which at least one operand is quantized, or under a datapath."""
         return sum(entry.share for entry in self.entries if entry.covered)
+
+    @property
+    def holes(self) -> tuple[Entry, ...]:
+        """What strict mode would refuse."""
+        return tuple(entry for entry in self.entries if entry.hole)
 
     def __str__(self) -> str:
         """A line for each row of `to_json`, and the total."""
         lines = [
-            f"{row['share_of_flops']:8.3%}  {row['count']:4} x {row['modules']}  "
-            f"W {row['weight']}  A {row['activation']}  {row['reason']}".rstrip()
+            f"{row['share_of_flops']:8.3%}  {row['count']:4} x {row['modules']}  {row['kind']}  "
+            f"{row['operands']}  {row['reason']}".rstrip()
             for row in self.to_json()
         ]
         return "\n".join([*lines, f"{self.share:8.3%}  of the FLOP of all matmuls is emulated"])
@@ -65,86 +90,85 @@ class Coverage:
         rows: dict[tuple[str, ...], list[Entry]] = {}
         for entry in self.entries:
             pattern = ".".join("*" if p.isdecimal() else p for p in entry.path.split("."))
-            row = (pattern, entry.kind, entry.weight, entry.activation, entry.reason)
-            rows.setdefault(row, []).append(entry)
+            rows.setdefault((pattern, entry.kind, entry.spelled, entry.reason), []).append(entry)
         return [
             {
                 "modules": modules,
                 "kind": kind,
                 "count": len(entries),
                 "share_of_flops": sum(entry.share for entry in entries),
-                "weight": weight,
-                "activation": activation,
+                "weight": entries[0].weight,
+                "activation": entries[0].activation,
+                "operands": spelled,
                 "reason": reason,
             }
-            for (modules, kind, weight, activation, reason), entries in rows.items()
+            for (modules, kind, spelled, reason), entries in rows.items()
         ]
 
 
-def coverage(model: nn.Module, batch: int = 1, tokens: int = 512) -> Coverage:
-    """What `wrap` did and did not reach, by tracing a pass of `batch` x `tokens` tokens.
+def coverage(
+    model: nn.Module, *inputs: Any, batch: int = 1, tokens: int = 512, **named: Any
+) -> Coverage:
+    """What a recipe did and did not reach, by watching every operation of one pass.
 
-    LowprecError: not a transformers causal language model; an operation that cannot be recorded.
+    The pass is ``model(*inputs, **named)``; without any, `batch` x `tokens` token ids of a
+    transformers text model, on the meta device, so that its size does not matter.
+    LowprecError: no inputs for a model that takes no token ids.
     """
-    ops = record(ghost(model), batch, tokens, context=0, last_logits=False)
-    flops: Counter[tuple[str, str]] = Counter()
-    for op in ops:
-        if isinstance(op, Attention):
-            flops[op.path, "attention"] += op.flops
-        elif isinstance(op, Matmul):
-            flops[op.path, "matmul" if op.weight else "product of activations"] += op.flops
-    modules = dict(model.named_modules())
-    idle = {
-        path: 0
-        for path, module in modules.items()
-        if isinstance(module, (Quantized, nn.Linear, *REPLACEMENTS)) and not flops[path, "matmul"]
-    }
-    flops += Counter()  # drops the zeros that looking up left
-    total = sum(flops.values())
+    watched = model
+    if not inputs and not named:
+        watched = ghost(model)
+        named = token_ids(watched, batch, tokens)
+    recipe = recipe_of(model)
+    audit = Audit(watched, recipe)
+    with torch.no_grad(), audit.watching():
+        watched(*inputs, **named)
+    flops = Counter(audit.flops)
+    for path, module in watched.named_modules():
+        ran = any(where == path for where, *_ in audit.flops)
+        if isinstance(module, nn.Linear) and not ran:
+            site = sites_of(module).get("linear") if isinstance(module, Emulated) else None
+            flops[path, "linear", site] = 0
+    total = sum(flops.values()) or 1
     shared = _shared(model)
-    entries = [
-        _entry(path, kind, count, count / total, modules, recipe_of(model), shared)
-        for (path, kind), count in [*flops.items(), *(((p, "idle"), 0) for p in idle)]
-    ]
-    return Coverage(tuple(entries), batch, tokens)
+    return Coverage(
+        tuple(
+            _entry(key, count, count / total, recipe, shared, key in audit.flops)
+            for key, count in flops.items()
+        )
+    )
 
 
 def _entry(
-    path: str,
-    kind: str,
+    key: tuple[str, str, Site | None],
     flops: int,
     share: float,
-    modules: dict[str, nn.Module],
     recipe: Recipe | None,
     shared: dict[str, str],
+    ran: bool,
 ) -> Entry:
-    module = modules.get(path)
-    if kind in ("matmul", "idle") and isinstance(module, Quantized):
-        rule = module.rule
-        weight, activation = (q.spell() if q else KEPT for q in (rule.weight, rule.activation))
-        reason = ""
-        if path in shared and rule.weight:
-            reason = f"weight shared with {shared[path]}; quantized for this module alone"
+    path, kind, site = key
+    reasons = [] if ran else ["not run in the watched pass"]
+    rule = site.rule if site else recipe.rule_for(path, kind) if recipe else None
+    operands: tuple[tuple[str, str], ...] = ()
+    datapath = ""
+    if site:
+        operands = tuple((name, q.spell()) for name, q in site.rule.quantizers())
+        datapath = site.rule.datapath.name if site.rule.datapath else ""
+        if path in shared and site.rule.weight:
+            reasons.insert(0, f"weight shared with {shared[path]}; quantized for this module alone")
     else:
-        weight = activation = KEPT
-        reason = _reason(path, kind, module, recipe)
-    if kind == "idle":
-        kind, reason = "matmul", "; ".join(filter(None, [reason, "not run in the traced pass"]))
-    return Entry(path, kind, flops, share, weight, activation, reason)
+        reasons.insert(0, _why_kept(rule, recipe))
+    hole = site is None and ran and not (rule and rule.keep)
+    return Entry(path, kind, flops, share, operands, datapath, "; ".join(reasons), hole)
 
 
-def _reason(path: str, kind: str, module: nn.Module | None, recipe: Recipe | None) -> str:
-    if kind == "attention":
-        return "attention: not emulated yet"
-    if kind == "product of activations":
-        return "a product of two activations: not emulated yet"
-    if module is None or type(module) not in REPLACEMENTS:
-        name = "experts" if module is None else type(module).__name__
-        return f"{name}: not emulated yet, only nn.Linear and Conv1D are"
+def _why_kept(rule: Rule | None, recipe: Recipe | None) -> str:
     if recipe is None:
         return "the model is not wrapped"
-    rule = recipe.rule_for(path)
-    return f"kept by rule {rule.match!r}" if rule else "no rule"
+    if rule is None:
+        return "no rule"
+    return f"kept by rule {rule.match!r}" if rule.keep else "not emulated: its rule cannot reach it"
 
 
 def _shared(model: nn.Module) -> dict[str, str]:

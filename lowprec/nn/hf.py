@@ -20,24 +20,13 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.pytorch_utils import Conv1D
 
 from lowprec.errors import LowprecError
-from lowprec.nn.linear import Quantized
+from lowprec.nn.emulation import Emulated, release, sites_of
 from lowprec.nn.tracing import Recorder
 from lowprec.spec import Workload
 
 _ATTENTION = "lowprec_trace"
-
-
-class QuantizedConv1D(Quantized, Conv1D):
-    """transformers' Conv1D, a linear layer with its weight as (K, N); see `Quantized`."""
-
-    weight_axis = 0
-
-    def multiply(self, x: Tensor, weight: Tensor) -> Tensor:
-        product = torch.addmm(self.bias, x.view(-1, x.size(-1)), weight)
-        return product.view(*x.shape[:-1], self.nf)
 
 
 def trace(
@@ -110,7 +99,7 @@ def record(
 
 
 def ghost(model: nn.Module) -> PreTrainedModel:
-    """A copy of a transformers model with every tensor on the meta device, and not wrapped."""
+    """A copy of a transformers model with every tensor on the meta device; wrapped if it is."""
     if not isinstance(model, PreTrainedModel):
         raise LowprecError(
             f"{type(model).__name__} is no transformers model; only these can be traced yet"
@@ -119,15 +108,35 @@ def ghost(model: nn.Module) -> PreTrainedModel:
     memo |= {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
     found: PreTrainedModel = copy.deepcopy(model, memo)
     for module in found.modules():
-        if isinstance(module, Quantized):
-            module.release()
+        if isinstance(module, Emulated):
+            for site in sites_of(module):
+                site.scales = {name: scale.to("meta") for name, scale in site.scales.items()}
     return found.to(torch.bfloat16)
+
+
+def token_ids(model: PreTrainedModel, batch: int, tokens: int) -> dict[str, Any]:
+    """Arguments of a pass over `batch` x `tokens` token ids of a model on the meta device."""
+    if "input_ids" not in inspect.signature(model.forward).parameters:
+        raise LowprecError(f"{type(model).__name__} takes no token ids: give the inputs of a pass")
+    model.eval()
+    model.config.pad_token_id = None  # or else some look for padding among the tokens' values
+    if type(model)._can_set_experts_implementation():
+        model.set_experts_implementation("grouped_mm")  # the one without data-dependent shapes
+    ids = torch.zeros((batch, tokens), dtype=torch.long, device="meta")
+    # With a cache the masks need no look at the positions' values.
+    extra = {"use_cache": True} if hasattr(model.config, "use_cache") else {}
+    if model.config.is_encoder_decoder:
+        extra["decoder_input_ids"] = ids
+    return {"input_ids": ids, **extra}
 
 
 def _meta_model(source: Any) -> tuple[PreTrainedModel, str]:
     """The model on the meta device, and its name."""
     if isinstance(source, nn.Module):
         model = ghost(source)
+        for module in model.modules():
+            if isinstance(module, Emulated):
+                release(module)
         return model, model.config.name_or_path or model.config.model_type
     config, name = _config(source)
     try:

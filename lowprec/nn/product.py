@@ -9,14 +9,14 @@ subnormals for zero, so no product may lie below 2^-126.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache, lru_cache
 from threading import Lock
 
 import torch
 from torch import Tensor
 
-from lowprec.spec import BlockFormat, CodebookFormat, FloatFormat, IntFormat, Quantizer
+from lowprec.spec import BlockFormat, CodebookFormat, FloatFormat, IntFormat, Quantizer, Rule
 from lowprec.spec.quantizer import POWER_OF_TWO_RULES
 
 SIGNIFICANT_BITS = 8  # of bfloat16
@@ -66,6 +66,19 @@ def smallest(x: Tensor) -> float:
     below = ((x.view(torch.int32) & 0x7FFFFFFF) - 1) & 0x7FFFFFFF
     pattern = int(below.amin()) + 1
     return float(torch.tensor(min(pattern, 0x7F800000), dtype=torch.int32).view(torch.float32))
+
+
+def exactly(rule: Rule, x: Tensor, weight: Tensor) -> AbstractContextManager[None]:
+    """Multiply these quantized operands on the processor's bfloat16 units, where it has them and
+    they lose nothing; else as ever."""
+    if not has_bfloat16_units() or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return nullcontext()
+    if x.dtype != torch.float32 or not (
+        fits_bfloat16(rule.weight) and fits_bfloat16(rule.activation)
+    ):
+        return nullcontext()
+    exact = smallest(weight) * smallest(x) >= SMALLEST
+    return bfloat16_products() if exact else nullcontext()
 
 
 @contextmanager

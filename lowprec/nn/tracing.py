@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from lowprec.errors import LowprecError
 from lowprec.nn.fusion import Fuser, Kernel, key
+from lowprec.nn.running import Running
 from lowprec.spec import Attention, Embedding, Matmul, Vector
 
 aten = torch.ops.aten
@@ -43,7 +44,7 @@ class Recorder(TorchDispatchMode):
         self._new_tokens = new_tokens
         self._events: list[Matmul | Attention | Embedding | Kernel] = []
         self._fuser = Fuser()
-        self._modules: list[tuple[str, nn.Module]] = [("", model)]
+        self._running = Running(model)
         self._parameters = {
             key(parameter): (path, parameter)
             for path, parameter in model.named_parameters(remove_duplicate=False)
@@ -58,22 +59,8 @@ class Recorder(TorchDispatchMode):
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Active, with the path of the running module known."""
-        handles = []
-        for path, module in self._modules[0][1].named_modules():
-            handles.append(module.register_forward_pre_hook(self._enter(path), prepend=True))
-            handles.append(module.register_forward_hook(self._leave, always_call=True))
-        try:
-            with torch.no_grad(), self:
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def _enter(self, path: str) -> Callable[[nn.Module, Any], None]:
-        return lambda module, _: self._modules.append((path, module))
-
-    def _leave(self, *_: Any) -> None:
-        self._modules.pop()
+        with self._running.watching(), torch.no_grad(), self:
+            yield
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -94,11 +81,12 @@ class Recorder(TorchDispatchMode):
             self._event(self._matmul(a, b, grouped=packet is aten._grouped_mm), inputs, outputs)
         elif packet is aten.embedding:
             rows, width = args[1].numel(), args[0].shape[-1]
-            op = Embedding(kind="embedding", path=self._modules[-1][0], rows=rows, width=width)
+            op = Embedding(kind="embedding", path=self._running.path, rows=rows, width=width)
             self._event(op, args[1:2], outputs)
         elif func.namespace not in ("aten", "prim") or MULTIPLIES.search(name):
-            where = self._modules[-1][0] or type(self._modules[-1][1]).__name__
-            raise LowprecError(f"{where}: {func} is an operation that cannot be recorded yet")
+            raise LowprecError(
+                f"{self._running.name}: {func} is an operation that cannot be recorded yet"
+            )
         elif not inputs or name.endswith("_like") or name.startswith("new_"):
             pass  # reads no tensor's values
         elif not func._schema.is_mutable and _only_views(inputs, outputs):
@@ -124,7 +112,7 @@ class Recorder(TorchDispatchMode):
         batch, heads, queries, head_dim = query.shape
         op = Attention(
             kind="attention",
-            path=self._modules[-1][0],
+            path=self._running.path,
             batch=batch,
             heads=heads,
             kv_heads=keys.shape[1],
@@ -147,7 +135,7 @@ class Recorder(TorchDispatchMode):
     def _scope(self) -> str:
         """The running module. One without parameters is a part of the module that calls it: an
         activation function belongs to its MLP."""
-        for path, module in reversed(self._modules):
+        for path, module in reversed(self._running.stack):
             if next(module.parameters(), None) is not None:
                 return path
         return ""
@@ -166,7 +154,7 @@ class Recorder(TorchDispatchMode):
         elif b.dim() == 3:
             shape["batch"] = b.shape[0]
         weight = path is not None
-        return Matmul(kind="matmul", path=path or self._modules[-1][0], weight=weight, **shape)
+        return Matmul(kind="matmul", path=path or self._running.path, weight=weight, **shape)
 
     def _parameter_path(self, tensor: Tensor) -> str | None:
         """Path of the parameter that `tensor` is a view of, without a final ``.weight``.
@@ -176,7 +164,7 @@ class Recorder(TorchDispatchMode):
         if key(tensor) not in self._parameters:
             return None
         path, parameter = self._parameters[key(tensor)]
-        for prefix, module in reversed(self._modules):
+        for prefix, module in reversed(self._running.stack):
             own = [n for n, p in module.named_parameters(recurse=False) if p is parameter]
             if own:
                 path = f"{prefix}.{own[0]}" if prefix else own[0]

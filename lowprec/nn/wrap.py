@@ -9,53 +9,48 @@ from typing import Any, TypeVar
 from torch import nn
 
 from lowprec.errors import LowprecError, did_you_mean
-from lowprec.nn.hf import Conv1D, QuantizedConv1D
-from lowprec.nn.linear import Quantized, QuantizedLinear
-from lowprec.spec import Recipe, Rule, load_recipe
+from lowprec.nn.emulation import Emulated, Sites, adopt, release
+from lowprec.spec import OPERANDS, Recipe, Rule, load_recipe
 
-# A subclass may compute something else, so only these very classes are replaced.
-REPLACEMENTS: dict[type[nn.Module], type[Quantized]] = {
-    nn.Linear: QuantizedLinear,
-    Conv1D: QuantizedConv1D,
-}
 _RECIPE = "_lowprec_recipe"
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Identity, nn.ParameterList)
+_WEIGHTED = frozenset({"linear", "conv", "embedding"})
+_CONVOLUTIONS = nn.modules.conv._ConvNd
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def wrap(model: Model, recipe: Recipe | Mapping[str, Any] | str | Path) -> Model:
-    """Quantize, in place, the operands of every nn.Linear and transformers Conv1D with a rule.
+def wrap(
+    model: Model, recipe: Recipe | Mapping[str, Any] | str | Path, strict: bool = False
+) -> Model:
+    """Run, in place, the operations of the model's modules as the rules of a recipe say.
 
     Returns the same model; `unwrap` undoes it and `coverage` lists what is emulated and what not.
-    Weights are quantized now, activations at every call; blocks run along K. Modules without a
-    rule, or of any other class, stay as they are. A weight that other modules share is quantized
+    A module that a rule speaks of becomes one of a subclass of its class: parameters, buffers,
+    hooks, the keys of state_dict and its repr's fields stay. Untouched weights are shared; of a
+    quantized one the code points are kept beside it. A weight that other modules share is quantized
     for the module with the rule only.
-    LowprecError: a model that is wrapped already; a rule that matches none of these modules, or
-    rounds stochastically or to static scales; a module whose `forward` something else has replaced.
+    strict: the first pass is audited, and the first matmul in it that no rule keeps or emulates is
+    a LowprecError that names it.
+    LowprecError: a model that is wrapped already; a rule that matches no module which could perform
+    its operation; a module whose `forward` something other than accelerate has replaced.
     """
     recipe = load_recipe(recipe)
-    if recipe_of(model) is not None or any(isinstance(m, Quantized) for m in model.modules()):
+    if recipe_of(model) is not None or any(isinstance(m, Emulated) for m in model.modules()):
         raise LowprecError("the model is wrapped already; unwrap it first")
-    linears = {path: m for path, m in model.named_modules() if type(m) in REPLACEMENTS}
-    for rule in recipe.unused(list(linears)):
-        raise LowprecError(_unmatched(rule, recipe, linears))
-    for rule in recipe.rules:
-        if (lacks := _lacking(rule)) is not None:
-            raise LowprecError(f"recipe {recipe.name!r}: rule {rule.match!r} {lacks}")
-    todo = [(path, linears[path], recipe.rule_for(path)) for path in linears]
-    todo = [(path, module, rule) for path, module, rule in todo if rule and not rule.keep]
-    for path, module, _ in todo:
-        if "forward" in vars(module):
+    check(model, recipe)
+    todo = [
+        (module, _sites(module, path, recipe, strict and module is model))
+        for path, module in model.named_modules()
+    ]
+    todo = [(module, sites) for module, sites in todo if sites or sites.strict]
+    for module, sites in todo:
+        if "forward" in vars(module) and "_old_forward" not in vars(module):
             raise LowprecError(
-                f"{path}: its forward was replaced (by accelerate's hooks, for example), which "
-                "would bypass the quantizers"
+                f"{sites.path}: something has replaced its forward, which would bypass the recipe"
             )
-    try:
-        for _, module, rule in todo:
-            REPLACEMENTS[type(module)].adopt(module, rule)
-    except BaseException:
-        unwrap(model)
-        raise
+    for module, sites in todo:
+        adopt(module, sites)
     setattr(model, _RECIPE, recipe)
     return model
 
@@ -66,8 +61,8 @@ def unwrap(model: Model) -> Model:
     A model that is not wrapped stays as it is.
     """
     for module in model.modules():
-        if isinstance(module, Quantized):
-            module.release()
+        if isinstance(module, Emulated):
+            release(module)
     if recipe_of(model) is not None:
         delattr(model, _RECIPE)
     return model
@@ -78,19 +73,47 @@ def recipe_of(model: nn.Module) -> Recipe | None:
     return getattr(model, _RECIPE, None)
 
 
-def _unmatched(rule: Rule, recipe: Recipe, paths: Mapping[str, nn.Module]) -> str:
-    text = f"recipe {recipe.name!r}: rule {rule.match!r} matches no nn.Linear or Conv1D"
+def _sites(module: nn.Module, path: str, recipe: Recipe, strict: bool) -> Sites:
+    names = [n for n, p in module.named_parameters(recurse=False) if p.dim() > 1 and n != "weight"]
+    return Sites(type(module), possible(module), names, path, recipe, strict)
+
+
+def possible(module: nn.Module) -> frozenset[str]:
+    """The operations that a module of its class, without its children, may perform."""
+    if isinstance(module, _CONTAINERS) and type(module).forward in (
+        nn.Module.forward,
+        nn.Sequential.forward,
+        nn.Identity.forward,
+    ):
+        return frozenset()
+    if isinstance(module, nn.Embedding):
+        return frozenset({"embedding"})
+    if isinstance(module, _CONVOLUTIONS):
+        return frozenset({"conv"})
+    if type(module) is nn.Linear:
+        return frozenset({"linear"})
+    weighted = any(p.dim() > 1 for p in module.parameters(recurse=False))
+    return frozenset(OPERANDS) if weighted else frozenset(OPERANDS) - _WEIGHTED
+
+
+def check(model: nn.Module, recipe: Recipe, where: str = "") -> None:
+    """LowprecError for a rule that matches no module which could perform what it speaks of."""
+    able = {path: possible(module) for path, module in model.named_modules()}
+    place = where or f"recipe {recipe.name!r}"
+    for rule in recipe.rules:
+        spoken = {operation for operation in OPERANDS if rule.speaks_of(operation)}
+        paths = [path for path, operations in able.items() if operations & spoken]
+        paths += [
+            path for path, p in model.named_parameters() if p.dim() > 2 and "linear" in spoken
+        ]
+        if not any(map(rule.matches, paths)):
+            raise LowprecError(f"{place}: {_unmatched(rule, spoken, paths)}")
+
+
+def _unmatched(rule: Rule, spoken: set[str], paths: list[str]) -> str:
+    text = f"rule {rule.match!r} matches no module for {' or '.join(sorted(spoken))}"
     if not paths:
         return f"{text}; the model has none"
-    known = [*paths, *(f"*.{path.rpartition('.')[2]}" for path in paths)]
-    return text + (did_you_mean(rule.match, set(known)) or f", such as {known[0]!r}")
-
-
-def _lacking(rule: Rule) -> str | None:
-    """What quantizers of the rule need that modules cannot give them yet."""
-    quantizers = [q for q in (rule.weight, rule.activation) if q]
-    if any(q.projection.bits is not None for q in quantizers):
-        return "rounds stochastically, which modules cannot do yet"
-    if any(q.rule == "static" for q in quantizers):
-        return "has static scales, which modules do not calibrate yet; 'fixed=0.5' is one number"
-    return None
+    known = [path for path in paths if path] or paths
+    near = did_you_mean(rule.match, {*known, *(f"*.{p.rpartition('.')[2]}" for p in known)})
+    return text + (near or f", such as {known[0]!r}")

@@ -24,6 +24,7 @@ from lowprec.spec import (
     Attention,
     Format,
     Matmul,
+    Op,
     Recipe,
     Rule,
     Spec,
@@ -129,14 +130,26 @@ def estimate(
 
 def _rules(workload: Workload, recipe: Recipe) -> list[Rule | None]:
     """The rule of each operation."""
-    paths = [op.path for op in workload.ops if isinstance(op, Matmul) and op.weight]
-    for rule in recipe.unused(paths):
+    rules = [_rule(op, recipe) for op in workload.ops]
+    paths = [op.path for op in workload.ops if isinstance(op, Matmul | Attention)]
+    modules = {p for path in paths for p in (path, path.rpartition(".")[0])}
+    for rule in recipe.unused(sorted(modules)):
         seen = f"such as {paths[0]!r}" if paths else "which has none"
         raise LowprecError(
-            f"recipe {recipe.name!r}: rule {rule.match!r} matches no matmul with a weight of "
+            f"recipe {recipe.name!r}: rule {rule.match!r} matches no matmul of "
             f"{workload.model!r}, {seen}"
         )
-    return [recipe.rule_for(op.path) if isinstance(op, Matmul) else None for op in workload.ops]
+    return rules
+
+
+def _rule(op: Op, recipe: Recipe) -> Rule | None:
+    """The rule of a matmul with a weight; an expert's weight has a name behind its module's."""
+    if not isinstance(op, Matmul) or not op.weight:
+        return None
+    if op.experts == 1:
+        return recipe.rule_for(op.path)
+    module, _, name = op.path.rpartition(".")
+    return recipe.rule_for(module, parameter=name)
 
 
 def _attention(workload: Workload) -> list[Attention]:

@@ -20,12 +20,13 @@ from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat
 from lowprec.spec.load import build, data_dir, read_toml
 from lowprec.spec.projection import Projection
 from lowprec.spec.quantizer import Quantizer
-from lowprec.spec.recipe import Recipe, Rule
+from lowprec.spec.recipe import OPERANDS, Recipe, Rule
 from lowprec.spec.record import Metric, Record
 from lowprec.spec.text import load_quantizer, load_recipe
-from lowprec.spec.workload import Attention, Embedding, Matmul, Vector, Workload
+from lowprec.spec.workload import Attention, Embedding, Matmul, Op, Vector, Workload
 
 __all__ = [
+    "OPERANDS",
     "Aligned",
     "Attention",
     "BlockFormat",
@@ -40,6 +41,7 @@ __all__ = [
     "Level",
     "Matmul",
     "Metric",
+    "Op",
     "Outlier",
     "Projection",
     "Promotion",

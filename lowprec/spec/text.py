@@ -8,13 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from lowprec.errors import LowprecError, unknown
+from lowprec.spec.base import Spec
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.catalogue import load_format
+from lowprec.spec.datapath import load_datapath
 from lowprec.spec.format import FloatFormat
 from lowprec.spec.load import build, data_dir, read_toml
 from lowprec.spec.projection import ROUNDINGS, SATURATIONS, Projection
 from lowprec.spec.quantizer import RULES, Quantizer
-from lowprec.spec.recipe import Recipe, Rule
+from lowprec.spec.recipe import (
+    QUANTIZED,
+    Delayed,
+    InputGradient,
+    Recipe,
+    Rule,
+    Transform,
+    WeightGradient,
+)
+
+_QUANTIZERS = (*QUANTIZED, "gradient", "outlier")
+_TABLES: dict[str, type[Spec]] = {
+    "transform": Transform,
+    "delayed": Delayed,
+    "input_gradient": InputGradient,
+    "weight_gradient": WeightGradient,
+}
+_SWITCHES = ("keep", "gptq", *_TABLES)
 
 
 def load_quantizer(text: str, where: str = "") -> Quantizer:
@@ -79,9 +98,10 @@ def _projection(parts: list[str], where: str) -> Projection:
 def load_recipe(source: str | Path | Mapping[str, Any] | Recipe, where: str = "") -> Recipe:
     """A recipe from a .toml file, a name under evals/recipes, a dict, or a text.
 
-    The text is ``pattern: operands`` joined by ``;``, with operands ``keep`` or
-    ``weight=QUANTIZER activation=QUANTIZER``; a quantizer alone stands for both operands of every
-    module.
+    The text is ``pattern: words`` joined by ``;``. A word is ``keep`` or a key of `Rule` with its
+    value, ``weight=QUANTIZER``, ``datapath=hopper_fp8``, ``layers=4-27``; a key of a rule's table
+    has a dot, ``transform.rotation=32``. A quantizer alone stands for weight and activation of
+    every module.
     """
     if isinstance(source, Recipe):
         return source
@@ -103,28 +123,51 @@ def load_recipe(source: str | Path | Mapping[str, Any] | Recipe, where: str = ""
 
 
 def _text_rule(text: str, where: str) -> dict[str, Any]:
-    match, _, operands = text.partition(": ")
+    match, _, words = text.partition(": ")
     rule: dict[str, Any] = {"match": match}
-    for operand in operands.split():
-        key, equals, value = operand.partition("=")
-        if not equals and operand != "keep":
-            raise LowprecError(f"{where}: {operand!r}: expected keep, weight=... or activation=...")
-        rule[key] = value if equals else True
+    for word in words.split():
+        key, equals, value = word.partition("=")
+        *tables, name = key.split(".")
+        if not equals and name not in _SWITCHES:
+            raise LowprecError(f"{where}: {word!r}: expected keep, or an operand: weight=QUANTIZER")
+        table = rule
+        for each in tables:
+            table = table.setdefault(each, {})
+        table[name] = _plain(name, value) if equals else True
     return rule
+
+
+def _plain(name: str, value: str) -> Any:
+    """A word's value as a TOML file would hold it."""
+    if name == "layers":
+        return [int(part) if part.isdecimal() else part for part in value.split("-")]
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            pass
+    return value
 
 
 def _recipe(data: Mapping[str, Any], where: str) -> Recipe:
     data = dict(data)
     rules = data.get("rules")
     if isinstance(rules, list | tuple) and all(isinstance(rule, Mapping) for rule in rules):
-        data["rules"] = [_rule(rule, f"{where}: rules.{i}") for i, rule in enumerate(rules)]
+        data["rules"] = [_table(Rule, rule, f"{where}: rules.{i}") for i, rule in enumerate(rules)]
     return build(Recipe, data, where)
 
 
-def _rule(data: Mapping[str, Any], where: str) -> Rule:
-    quantizers = {
-        key: load_quantizer(data[key], f"{where}.{key}")
-        for key in ("weight", "activation")
-        if isinstance(data.get(key), str)
-    }
-    return build(Rule, {**data, **quantizers}, where)
+def _table(cls: type[Spec], table: Mapping[str, Any], where: str) -> Spec:
+    """A rule or one of its tables, with the quantizers and datapaths that it names."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        place = f"{where}.{key}"
+        if isinstance(value, Mapping) and key in _TABLES:
+            found[key] = _table(_TABLES[key], value, place)
+        elif isinstance(value, str) and key in _QUANTIZERS:
+            found[key] = load_quantizer(value, place)
+        elif isinstance(value, str) and key == "datapath":
+            found[key] = load_datapath(value, place)
+        else:
+            found[key] = value
+    return build(cls, found, where)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from lowprec.errors import LowprecError, did_you_mean
 from lowprec.eval import (
     Baseline,
     LoadedModel,
@@ -25,7 +24,7 @@ from lowprec.eval import (
 )
 from lowprec.eval.sqnr import activation_sqnr, weight_sqnr
 from lowprec.nn import coverage, unwrap, wrap
-from lowprec.nn.wrap import REPLACEMENTS
+from lowprec.nn.wrap import check
 from lowprec.report.progress import Progress
 from lowprec.spec.base import digest
 from lowprec.spec.recipe import Recipe
@@ -76,12 +75,7 @@ class Bench:
 
     def check(self, recipe: Recipe, where: str) -> None:
         """LowprecError if a rule matches no module of the model; found before anything runs."""
-        paths = [p for p, m in self.loaded.model.named_modules() if type(m) in REPLACEMENTS]
-        for rule in recipe.unused(paths):
-            near = did_you_mean(rule.match, paths) or f", such as {paths[0]!r}" if paths else ""
-            raise LowprecError(
-                f"{where}: rule {rule.match!r} matches no linear layer of {self.loaded.name}{near}"
-            )
+        check(self.loaded.model, recipe, where)
 
     @cached_property
     def baseline(self) -> Baseline:

@@ -13,7 +13,9 @@ from transformers.pytorch_utils import Conv1D
 
 from lowprec import LowprecError, unwrap, wrap
 from lowprec.kernels import fake_quantize
-from lowprec.nn import Quantized, QuantizedLinear
+from lowprec.nn import Emulated
+from lowprec.nn.emulation import sites_of
+from lowprec.nn.site import Site
 
 FAMILIES = ["llama", "llama-tied", "gpt2", "qwen3-moe", "mixtral"]
 W4A8 = "lm_head: keep; *: weight=mxfp4/floor activation=mxfp8_e4m3/floor"
@@ -28,8 +30,19 @@ def logits(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
         return model(ids).logits
 
 
-def quantized(model: nn.Module) -> dict[str, Quantized]:
-    return {path: m for path, m in model.named_modules() if isinstance(m, Quantized)}
+def quantized(model: nn.Module) -> dict[str, Emulated]:
+    return {path: m for path, m in model.named_modules() if isinstance(m, Emulated)}
+
+
+def site(module: nn.Module) -> Site:
+    found = sites_of(module).get("linear")
+    assert found is not None
+    return found
+
+
+def quantized_weight(module: nn.Module, axis: int = -1) -> torch.Tensor:
+    with torch.no_grad():
+        return site(module).weight(module.weight, axis)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -78,12 +91,12 @@ def test_linear_equals_the_explicit_reference(recipe):
     torch.manual_seed(0)
     linear = nn.Linear(96, 40)
     x = torch.randn(3, 7, 96)
-    rule = wrap(nn.Sequential(linear), recipe)[0].rule
+    rule = site(wrap(nn.Sequential(linear), recipe)[0]).rule
     w = fake_quantize(linear.weight.detach(), rule.weight) if rule.weight else linear.weight
     xq = fake_quantize(x, rule.activation) if rule.activation else x
     assert isinstance(linear, nn.Linear)
     assert (linear.in_features, linear.out_features) == (96, 40)
-    assert torch.equal(bits(linear.quantized_weight()), bits(w))
+    assert torch.equal(bits(quantized_weight(linear)), bits(w))
     assert torch.equal(bits(linear(x)), bits(F.linear(xq, w, linear.bias)))
 
 
@@ -92,9 +105,9 @@ def test_conv1d_is_blocked_along_its_own_axis_k():
     conv = Conv1D(40, 96)  # weight of shape (K, N) = (96, 40)
     nn.init.normal_(conv.bias)
     x = torch.randn(2, 5, 96)
-    rule = wrap(nn.Sequential(conv), "mxfp4/floor")[0].rule
+    rule = site(wrap(nn.Sequential(conv), "mxfp4/floor")[0]).rule
     w_nk = fake_quantize(conv.weight.detach().T.contiguous(), rule.weight)
-    assert torch.equal(bits(conv.quantized_weight().contiguous()), bits(w_nk.T.contiguous()))
+    assert torch.equal(bits(quantized_weight(conv, 0).contiguous()), bits(w_nk.T.contiguous()))
     expected = torch.addmm(conv.bias, fake_quantize(x, rule.activation).view(-1, 96), w_nk.T)
     torch.testing.assert_close(conv(x), expected.view(2, 5, 40), rtol=1e-6, atol=1e-6)
 
@@ -102,7 +115,7 @@ def test_conv1d_is_blocked_along_its_own_axis_k():
 def test_the_model_equals_one_with_operands_quantized_by_hooks(build, ids):
     model, plain = build("llama"), build("llama")
     wrap(model, W4A8)
-    rule = model.model.layers[0].mlp.up_proj.rule
+    rule = site(model.model.layers[0].mlp.up_proj).rule
     for path, module in plain.named_modules():
         if type(module) is nn.Linear and path != "lm_head":
             module.weight.data = fake_quantize(module.weight.data, rule.weight)
@@ -118,9 +131,9 @@ def test_the_first_rule_that_matches_wins(build):
     )
     mlp, attention = model.model.layers[1].mlp, model.model.layers[1].self_attn
     assert type(mlp.down_proj) is nn.Linear
-    assert mlp.up_proj.rule.weight.format.name == "mxfp4"
-    assert mlp.up_proj.rule.activation is None
-    assert attention.q_proj.rule.activation.format.name == "mxint8"
+    assert site(mlp.up_proj).rule.weight.format.name == "mxfp4"
+    assert site(mlp.up_proj).rule.activation is None
+    assert site(attention.q_proj).rule.activation.format.name == "mxint8"
 
 
 def test_gradients_pass_straight_through():
@@ -128,7 +141,7 @@ def test_gradients_pass_straight_through():
     linear = nn.Linear(64, 32)
     x = torch.randn(5, 64, requires_grad=True)
     upstream = torch.randn(5, 32)
-    rule = wrap(nn.Sequential(linear), "mxfp8_e4m3/floor")[0].rule
+    rule = site(wrap(nn.Sequential(linear), "mxfp8_e4m3/floor")[0]).rule
     linear(x).backward(upstream)
     w = fake_quantize(linear.weight.detach(), rule.weight)
     xq = fake_quantize(x.detach(), rule.activation)
@@ -143,19 +156,19 @@ def test_the_quantized_weight_follows_the_parameter():
     linear = model[0]
 
     def current() -> bool:
-        expected = fake_quantize(linear.weight.detach(), linear.rule.weight)
-        return torch.equal(bits(linear.quantized_weight()), bits(expected))
+        expected = fake_quantize(linear.weight.detach(), site(linear).rule.weight)
+        return torch.equal(bits(quantized_weight(linear)), bits(expected))
 
-    first = linear.quantized_weight()
-    assert linear.quantized_weight() is first  # once
+    first = quantized_weight(linear)
+    assert len(site(linear).weights) == 1  # kept between calls
     linear(torch.randn(2, 64)).sum().backward()
     torch.optim.SGD(model.parameters(), lr=1.0).step()
     assert current()
-    assert not torch.equal(linear.quantized_weight(), first)
+    assert not torch.equal(quantized_weight(linear), first)
     model.load_state_dict({name: t * 3 for name, t in model.state_dict().items()})
     assert current()
     model.bfloat16()
-    assert linear.quantized_weight().dtype == torch.bfloat16
+    assert quantized_weight(linear).dtype == torch.bfloat16
 
 
 def test_a_copy_made_later_does_not_trust_the_cache():
@@ -168,8 +181,8 @@ def test_a_copy_made_later_does_not_trust_the_cache():
     with torch.no_grad():
         while twin[0].weight._version < model[0].weight._version:
             twin[0].weight.mul_(3)
-    expected = fake_quantize(twin[0].weight.detach(), linear.rule.weight)
-    assert torch.equal(bits(twin[0].quantized_weight()), bits(expected))
+    expected = fake_quantize(twin[0].weight.detach(), site(linear).rule.weight)
+    assert torch.equal(bits(quantized_weight(twin[0])), bits(expected))
 
 
 @pytest.mark.parametrize("family", ["llama-tied", "gpt2"])
@@ -206,16 +219,17 @@ def test_a_shared_weight_is_quantized_for_the_head_only(build, ids):
     assert torch.equal(bits(embedding), bits(before))
     with torch.no_grad():
         hidden = model.model(ids).last_hidden_state
-    expected = F.linear(hidden, fake_quantize(before, model.lm_head.rule.weight))
+    expected = F.linear(hidden, fake_quantize(before, site(model.lm_head).rule.weight))
     assert torch.equal(bits(logits(model, ids)), bits(expected))
 
 
-def test_untouched_weights_are_not_copied(build):
+def test_untouched_weights_are_not_copied(build, ids):
     model = build("llama")
     pointers = {name: p.data_ptr() for name, p in model.named_parameters()}
     wrap(model, "*.q_proj: weight=mxfp4/floor; *: keep")
     assert {name: p.data_ptr() for name, p in model.named_parameters()} == pointers
-    assert sum(m._cache is not None for m in quantized(model).values()) == 2
+    logits(model, ids)
+    assert sum(len(site(m).weights) for m in quantized(model).values()) == 2
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3-moe"])
@@ -232,17 +246,9 @@ def test_generate_gives_the_same_tokens_with_and_without_a_cache(build, ids, fam
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        (
-            "*.q_porj: weight=mxfp4/floor",
-            "rule '*.q_porj' matches no nn.Linear or Conv1D; did you mean",
-        ),
-        (
-            "*.embed_tokens: keep; *: weight=mxfp4/floor",
-            "rule '*.embed_tokens' matches no nn.Linear",
-        ),
-        ("*: activation=mxfp4/floor/stochastic:8", "rule '*' rounds stochastically"),
-        ("*: activation=int8/static:tensor", "rule '*' has static scales"),
-        ("*.experts.*: weight=mxfp4/floor", "rule '*.experts.*' matches no nn.Linear or Conv1D"),
+        ("*.q_porj: weight=mxfp4/floor", "matches no module for conv or linear; did you mean"),
+        ("*.embed_tokens: weight=mxfp4/floor", "rule '*.embed_tokens' matches no module for conv"),
+        ("*.rotary_emb: operation=conv weight=mxfp4/floor", "matches no module for conv"),
     ],
 )
 def test_a_rule_that_cannot_apply_is_an_error_and_wraps_nothing(build, recipe, message):
@@ -254,12 +260,10 @@ def test_a_rule_that_cannot_apply_is_an_error_and_wraps_nothing(build, recipe, m
     assert not quantized(model)
 
 
-def test_a_failure_halfway_leaves_nothing_wrapped():
-    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32).half())
-    with pytest.raises(LowprecError, match="float16 does not hold"):
-        wrap(model, "bfloat16")
-    assert [type(m) for m in model] == [nn.Linear, nn.Linear]
-    assert not quantized(wrap(model, "*: keep"))
+def test_an_error_while_it_runs_names_the_module_and_the_operand():
+    model = wrap(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32).half()), "bfloat16")
+    with pytest.raises(LowprecError, match=r"1: activation: .*float16 does not hold"):
+        model[1](torch.zeros(2, 32, dtype=torch.float16))
 
 
 def test_wrapping_twice_is_an_error(build):
@@ -278,17 +282,22 @@ def test_unwrap_of_a_plain_model_does_nothing(build, ids):
     assert torch.equal(logits(unwrap(model), ids), before)
 
 
-def test_a_subclass_is_left_alone_and_a_replaced_forward_is_refused():
+def test_a_subclass_is_emulated_too_and_a_replaced_forward_is_refused():
     class Scaled(nn.Linear):
         def forward(self, x):
             return 2 * super().forward(x)
 
-    model = wrap(nn.Sequential(Scaled(32, 32), nn.Linear(32, 32)), "mxfp4/floor")
-    assert type(model[0]) is Scaled
-    assert type(model[1]) is QuantizedLinear
+    torch.manual_seed(0)
+    model = nn.Sequential(Scaled(32, 32), nn.Linear(32, 32))
+    x = torch.randn(4, 32)
+    w = fake_quantize(model[0].weight.detach(), "mxfp4/floor")
+    expected = 2 * F.linear(fake_quantize(x, "mxfp4/floor"), w, model[0].bias)
+    wrap(model, "mxfp4/floor")
+    assert isinstance(model[0], Scaled)
+    assert torch.equal(bits(model[0](x)), bits(expected))
     hooked = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
     hooked[1].forward = hooked[1].forward
-    with pytest.raises(LowprecError, match="1: its forward was replaced"):
+    with pytest.raises(LowprecError, match="1: something has replaced its forward"):
         wrap(hooked, "mxfp4/floor")
     assert not quantized(hooked)
 

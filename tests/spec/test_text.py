@@ -149,7 +149,7 @@ def test_a_quantizer_alone_stands_for_both_operands() -> None:
     [
         ("*: weight=mxpf4/floor", "did you mean 'mxfp4'?"),
         ("*: wieght=mxfp4/floor", "did you mean 'weight'?"),
-        ("*: drop", "'drop': expected keep, weight=... or activation=..."),
+        ("*: drop", "'drop': expected keep, or an operand"),
         ("*: keep weight=int8", "keep = true, not both"),
         ("*: ", "rules.0"),
         ({"name": "r", "rules": []}, "rules"),

@@ -1,0 +1,130 @@
+"""Every multiplication that a model performs, and whether a recipe decided about it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowprec.errors import LowprecError
+from lowprec.nn.fusion import key
+from lowprec.nn.running import Running
+from lowprec.nn.tracing import MATMULS, MULTIPLIES
+from lowprec.spec import Recipe
+
+if TYPE_CHECKING:
+    from lowprec.nn.site import Site
+
+aten = torch.ops.aten
+
+
+class Audit(TorchDispatchMode):
+    """Counts, while active, the FLOP of every operation that multiplies matrices, by the running
+    module, the kind of operation, and the site that emulates it (None where none does).
+
+    FLOP are those of the dense product: positions that a mask leaves out count. An operation whose
+    FLOP no formula here gives is listed with 0. strict: the first operation that is neither
+    emulated nor kept by a rule is a LowprecError.
+    """
+
+    def __init__(self, model: nn.Module, recipe: Recipe | None, strict: bool = False) -> None:
+        super().__init__()
+        self.flops: Counter[tuple[str, str, Site | None]] = Counter()
+        self._recipe, self._strict = recipe, strict
+        self._running = Running(model)
+        self._site: Site | None = None
+        self.inside: str | None = None  # the operation whose parts are running
+        self._parameters = {key(p) for p in model.parameters()}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Active, with the path of the running module known."""
+        with self._running.watching(), _Within(self), self:
+            yield
+
+    @contextmanager
+    def credited(self, site: Site) -> Iterator[None]:
+        """What runs inside is the emulation of `site`."""
+        outer, self._site = self._site, site
+        try:
+            yield
+        finally:
+            self._site = outer
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        packet = func.overloadpacket
+        name = packet.__name__
+        multiplies = packet in MATMULS or (func.namespace == "aten" and MULTIPLIES.search(name))
+        if multiplies and self._site is None:
+            self._refuse_hole(self._kind(packet, args), name)
+        out = func(*args, **(kwargs or {}))
+        if multiplies:
+            kind = self._site.operation if self._site else self._kind(packet, args)
+            path = self._site.path if self._site else self._running.path
+            self.flops[path, kind, self._site] += _flops(packet, args, out)
+        return out
+
+    def _kind(self, packet: Any, args: tuple[Any, ...]) -> str:
+        if self.inside or "attention" in packet.__name__:
+            return self.inside or "attention"
+        if "conv" in packet.__name__:
+            return "conv"
+        operands = [args[i] for i in MATMULS.get(packet, ())] or args
+        weight = any(isinstance(t, Tensor) and key(t) in self._parameters for t in operands)
+        return "linear" if weight else "matmul"
+
+    def _refuse_hole(self, kind: str, name: str) -> None:
+        if not self._strict:
+            return
+        rule = self._recipe.rule_for(self._running.path, kind) if self._recipe else None
+        if rule is None or not rule.keep:
+            why = "no rule speaks of it" if rule is None else "its rule has no way to emulate it"
+            raise LowprecError(
+                f"strict: {self._running.name}: {name} ({kind}) is not emulated: {why}"
+            )
+
+
+class _Within(TorchFunctionMode):
+    """Tells the audit that matmuls are parts of a scaled dot product attention."""
+
+    def __init__(self, audit: Audit) -> None:
+        super().__init__()
+        self._audit = audit
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        self._audit.inside = "attention"
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._audit.inside = None
+
+
+def _flops(packet: Any, args: tuple[Any, ...], out: Any) -> int:
+    """2 FLOP a multiply-add; 0 where no formula is known."""
+    name = packet.__name__
+    if packet in MATMULS:
+        a, b = (args[i] for i in MATMULS[packet])
+        return 2 * a.numel() * int(b.shape[-1])
+    if "attention" in name:
+        query, keys, values = args[:3]
+        pairs = query.numel() // query.shape[-1] * keys.shape[-2]
+        return 2 * pairs * int(query.shape[-1] + values.shape[-1])
+    if "convolution" in name:
+        transposed = len(args) > 6 and args[6] is True
+        return 2 * (args[0] if transposed else out).numel() * args[1][0].numel()
+    if name in ("dot", "vdot", "mv"):
+        return 2 * args[0].numel()
+    return 0
