@@ -115,11 +115,7 @@ def coded(x: Tensor, out: Tensor, name: str, bar: float | None) -> Iterator[Case
     codes, scales, outer = cpu.quantize(x, q, -1)
     whole = scales if outer is None else scales * outer
 
-    def packed() -> Tensor:
-        found, _, _ = cpu.quantize(x, q, -1)
-        return found if element.bits == 8 else cpu.pack(found, element.bits)
-
-    yield Case(f"{name}, quantize to packed codes", packed, bar=bar)
+    yield Case(f"{name}, quantize to packed codes", lambda: kernels.quantize_packed(x, q), bar=bar)
     yield Case(
         f"{name}, dequantize, out=",
         lambda: cpu.dequantize(codes, table, whole, -1, block, out, element.bits),

@@ -35,6 +35,7 @@ _HOME = {
     "machine": ("lowprec.perf", "machine"),
     "pack": ("lowprec.kernels", "pack"),
     "quantize": ("lowprec.kernels", "quantize"),
+    "quantize_packed": ("lowprec.kernels", "quantize_packed"),
     "quantizer": ("lowprec.spec", "load_quantizer"),
     "recipe": ("lowprec.spec", "load_recipe"),
     "study": ("lowprec.studies", "study"),

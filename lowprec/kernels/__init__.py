@@ -1,6 +1,6 @@
 """The fast path: projection and block quantization of torch tensors."""
 
-from lowprec.kernels.api import cast, decode, encode, fake_quantize, quantize
+from lowprec.kernels.api import cast, decode, encode, fake_quantize, quantize, quantize_packed
 from lowprec.kernels.core import Backend, backend
 from lowprec.kernels.dot import dot
 from lowprec.kernels.packing import Packed, pack, pack_bits, unpack, unpack_bits
@@ -20,6 +20,7 @@ __all__ = [
     "pack",
     "pack_bits",
     "quantize",
+    "quantize_packed",
     "unpack",
     "unpack_bits",
 ]

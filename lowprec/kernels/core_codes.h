@@ -73,6 +73,14 @@ enum { EIGHTS = 4, AT_ONCE = 8 * EIGHTS };
 
 INLINE v64 join(v64 v, int b) {
   v &= EACH(0x0101010101010101u * ((1u << b) - 1));
+#if defined(__AVX2__)
+  if (b < 8) {
+    const __m256i bytes = _mm256_set1_epi16((short)(1 | 1 << (8 + b)));
+    const __m256i words = _mm256_set1_epi32(1 | 1 << (16 + 2 * b));
+    v = (v64)_mm256_madd_epi16(_mm256_maddubs_epi16(bytes, (__m256i)v), words);
+    return (v & EACH(0x00000000ffffffffu)) | (v >> 32 << 4 * b);
+  }
+#endif
   v = (v & EACH(0x00ff00ff00ff00ffu)) | ((v & EACH(0xff00ff00ff00ff00u)) >> (8 - b));
   v = (v & EACH(0x0000ffff0000ffffu)) | ((v & EACH(0xffff0000ffff0000u)) >> (16 - 2 * b));
   return (v & EACH(0x00000000ffffffffu)) | ((v & EACH(0xffffffff00000000u)) >> (32 - 4 * b));

@@ -10,15 +10,14 @@ import ctypes
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from lowprec.kernels.core import Job, load
-from lowprec.kernels.plan import Plan, plan_of
-from lowprec.spec.block import Block, BlockFormat
+from lowprec.kernels.walk import LANES, Prepared, prepared, walk
+from lowprec.spec.block import Block
 from lowprec.spec.quantizer import Quantizer
 
 # With fewer elements each, more threads cost more than they save.
@@ -27,112 +26,10 @@ PER_THREAD = 1 << 19
 # memory, that is better had in large pages.
 STREAMED = 1 << 24
 HUGE = 1 << 22
-# Elements of a vector of the core, and its bytes.
-LANES, VECTOR = 8, 32
-
-
-@dataclass(frozen=True)
-class Walk:
-    """Blocks of b along the k elements that lie `inner` apart, in `outer` slabs of k * inner."""
-
-    outer: int
-    k: int
-    inner: int
-    b: int
-
-    @cached_property
-    def unit(self) -> int:
-        """Elements that a thread does not share, and starts at multiples of."""
-        return self.b * self.inner if self.outer == 1 else self.k * self.inner
-
-    @cached_property
-    def scales(self) -> int:
-        """Scales of a unit."""
-        return self.inner if self.outer == 1 else -(-self.k // self.b) * self.inner
-
-    @cached_property
-    def is_aligned(self) -> bool:
-        """Whether all vectors begin at multiples of their size, if the first one does."""
-        if self.inner > 1:
-            return self.inner % LANES == 0
-        return self.b % LANES == 0 and (self.outer == 1 or self.k % LANES == 0)
-
-    def part(self, n: int) -> tuple[int, int, int, int]:
-        """The same of n elements, which are whole units or the last of all."""
-        if self.outer == 1:
-            return 1, n // self.inner, self.inner, self.b
-        return n // (self.k * self.inner), self.k, self.inner, self.b
-
-
-@lru_cache(maxsize=1024)
-def walk(shape: torch.Size, axis: int, block: Block | int) -> Walk:
-    """The blocks along `axis` of a contiguous tensor that is not empty."""
-    n = math.prod(shape)
-    if block == "tensor":
-        return Walk(1, n, 1, n)
-    k, inner = shape[axis], math.prod(shape[axis:][1:])
-    b = k if isinstance(block, str) else min(block if isinstance(block, int) else block[-1], k)
-    # Whole blocks do not care where rows and slabs end: then all of them are one.
-    return Walk(1, n // inner, inner, b) if k % b == 0 else Walk(n // (k * inner), k, inner, b)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What all calls with a quantizer, a shape and an axis share."""
-
-    plan: Plan
-    walk: Walk
-    n: int
-    scale_shape: tuple[int, ...] | None
-
-    @cached_property
-    def needs_largest(self) -> bool:
-        """Whether an element depends on the whole tensor."""
-        return self.plan.outer is not None or self.plan.block == "tensor"
-
-    @cached_property
-    def unit(self) -> int:
-        """Elements that a thread does not share, and starts at multiples of."""
-        return LANES if self.plan.block in (None, "tensor") else self.walk.unit
-
-    @cached_property
-    def is_aligned(self) -> bool:
-        return self.plan.block in (None, "tensor") or self.walk.is_aligned
-
-    def run(self, library: ctypes.CDLL, job: Job, n: int, amax: int) -> int:
-        """Nonzero where a code stands for a NaN."""
-        if self.plan.block is None:
-            return library.lp_cast(job, n)
-        if self.plan.block == "tensor":
-            return library.lp_apply(job, n, amax)
-        outer, k, inner, b = self.walk.part(n)
-        if inner == 1:
-            return library.lp_rows(job, outer, k, b)
-        return library.lp_columns(job, outer, k, inner, b)
-
-
-# By identity: to hash a quantizer takes as long as to quantize a small tensor.
-_PREPARED: dict[tuple[int, torch.Size, int], tuple[Quantizer, Prepared | None]] = {}
-
-
-def prepared(quantizer: Quantizer, shape: torch.Size, axis: int) -> Prepared | None:
-    """None for what the core does not cover, and for empty tensors."""
-    key = id(quantizer), shape, axis
-    known = _PREPARED.get(key)
-    if known is None:
-        if len(_PREPARED) >= 4096:
-            _PREPARED.clear()
-        known = _PREPARED[key] = quantizer, _prepared(quantizer, shape, axis)
-    return known[1]
-
-
-def _prepared(quantizer: Quantizer, shape: torch.Size, axis: int) -> Prepared | None:
-    plan, n = plan_of(quantizer), math.prod(shape)
-    if plan is None or not n:
-        return None
-    blocked = isinstance(plan.format, BlockFormat)
-    scale_shape = plan.format.scale_shape(tuple(shape), axis) if blocked else None
-    return Prepared(plan, walk(shape, axis, plan.block or "tensor"), n, scale_shape)
+# Bytes of a vector of the core.
+VECTOR = 32
+# Codes that are packed while they are in the second-level cache.
+CODES = 1 << 18
 
 
 def fake_quantize(
@@ -155,21 +52,23 @@ def fake_quantize(
 
 
 def quantize(
-    x: Tensor, quantizer: Quantizer, axis: int, seed: int | None = None
+    x: Tensor, quantizer: Quantizer, axis: int, seed: int | None = None, packed: bool = False
 ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:
-    """Codes of the elements (uint8, of x's shape), values of the block scales s (float32, of
-    `BlockFormat.scale_shape`; None for a scalar format) and of an outer scale t (float32, of rank
-    0, or None). Also None where a NaN has no code in a scalar format."""
+    """Codes of the elements (uint8, of x's shape; packed: what `pack` makes of them), values of the
+    block scales s (float32, of `BlockFormat.scale_shape`; None for a scalar format) and of an outer
+    scale t (float32, of rank 0, or None). Also None where a NaN has no code in a scalar format."""
     library, p = load()[0], prepared(quantizer, x.shape, axis)
     if p is None or library is None or (seed is None) == p.plan.is_random or not _fits(x, None):
         return None
     if p.plan.code is None:
         return None
-    codes = _empty(library, x.shape, torch.uint8)
+    bits = p.plan.code.mask.bit_length() if packed else 8
+    shape = torch.Size([-(-p.n * bits // 8)]) if packed else x.shape
+    codes = _empty(library, shape, torch.uint8)
     scales = None
     if p.scale_shape is not None:
         scales = _empty(library, torch.Size(p.scale_shape), torch.float32)
-    outer, nan = _quantize(library, x, p, seed, codes=codes, scales=scales)
+    outer, nan = _quantize(library, x, p, seed, codes=codes, scales=scales, bits=bits)
     if nan and p.plan.block is None and not p.plan.has_nan:
         return None
     return codes, scales, None if outer is None else torch.tensor(outer)
@@ -280,9 +179,10 @@ def _quantize(
     y: Tensor | None = None,
     codes: Tensor | None = None,
     scales: Tensor | None = None,
+    bits: int = 8,
 ) -> tuple[float | None, int]:
-    """Into `y`, or `codes` and `scales`: the outer scale, and nonzero where a code stands for a
-    NaN."""
+    """Into `y`, or `codes`, of so many bits each, and `scales`: the outer scale, and nonzero where
+    a code stands for a NaN."""
     plan, w, at = p.plan, p.walk, x.data_ptr()
     amax = _largest(library, at, p.n) if p.needs_largest else 0
     outer = library.lp_scale(amax, plan.outer) if plan.outer else None
@@ -291,17 +191,31 @@ def _quantize(
     scale_at = scales.data_ptr() if scales is not None else 0
     streams = 4 * p.n >= STREAMED and to != at and to % VECTOR == 0 and p.is_aligned
 
-    def work(start: int, count: int) -> int:
+    def run(start: int, count: int, codes: int) -> int:
         job = Job(
             at + 4 * start,
             to and to + 4 * start,
-            code_at and code_at + start,
+            codes,
             scale_at and scale_at + 4 * (start // w.unit * w.scales),
             start, seed or 0, outer or 0.0, streams, *plan.addresses,
         )  # fmt: skip
         return p.run(library, job, count, amax)
 
-    return outer, max(_in_parts(p.n, p.unit, work))
+    if bits == 8:
+        found = _in_parts(p.n, p.unit, lambda i, n: run(i, n, code_at and code_at + i))
+        return outer, max(found)
+    unit = math.lcm(p.unit, 8)  # of whole bytes
+    step = max(CODES // unit, 1) * unit
+
+    def run_and_pack(start: int, count: int) -> int:
+        kept, nan = torch.empty(min(step, count), dtype=torch.uint8), 0
+        for i in range(start, start + count, step):
+            n = min(step, start + count - i)
+            nan |= run(i, n, kept.data_ptr())
+            library.lp_pack(kept.data_ptr(), code_at + i * bits // 8, n, bits)
+        return nan
+
+    return outer, max(_in_parts(p.n, unit, run_and_pack))
 
 
 def _largest(library: ctypes.CDLL, at: int, n: int) -> int:

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import cpu
+from lowprec.kernels.calls import Call
 from lowprec.kernels.codec import check_codes, codes_of, values_of
-from lowprec.kernels.qtensor import QTensor
+from lowprec.kernels.qtensor import QTensor, codes_of_numbers, quantize_tensor
 from lowprec.spec.block import Block, BlockFormat
 from lowprec.spec.quantizer import Quantizer
 
@@ -181,22 +182,41 @@ def pack(q: QTensor) -> Packed:
         elements = pack_bits(q.codes, fmt.bits)
         return Packed(elements, None, None, (), None, None, None, shape, q.quantizer, q.axis)
 
-    def values(x: Tensor | None) -> Tensor | None:
-        return None if x is None else pack_bits(codes_of(x, fmt.outer.scale), fmt.outer.scale.bits)
-
     offset = fmt.zero_point or fmt.offset
     return Packed(
         elements=pack_bits(q.codes, fmt.element.bits),
         scales=pack_bits(q.scales, fmt.scale.bits),
-        outer_scale=values(q.outer_scale),
+        outer_scale=_pack_outer(q.outer_scale, fmt),
         inner=tuple(pack_bits(c, f.scale.bits) for c, f in zip(q.inner, fmt.inner, strict=True)),
         offset=pack_bits(q.offset, offset.bits) if offset else None,
-        outer_offset=values(q.outer_offset),
+        outer_offset=_pack_outer(q.outer_offset, fmt),
         outlier=pack_bits(q.outlier, fmt.outlier.index_bits) if fmt.outlier else None,
         shape=shape,
         quantizer=q.quantizer,
         axis=q.axis,
     )
+
+
+def _pack_outer(x: Tensor | None, fmt: BlockFormat) -> Tensor | None:
+    return None if x is None else pack_bits(codes_of(x, fmt.outer.scale), fmt.outer.scale.bits)
+
+
+def quantize_packed(x: Tensor, c: Call) -> Packed:
+    """`pack` of `quantize_tensor`, without unpacked codes in memory where the CPU core does it."""
+    fmt, shape = c.quantizer.format, tuple(x.shape)
+    found = None
+    if c.scale is None and c.random is None:
+        found = cpu.quantize(x, c.quantizer, c.axis, c.seed, packed=True)
+    if found is None:
+        return pack(quantize_tensor(x, c))
+    elements, scale, outer = found
+    if isinstance(fmt, BlockFormat):
+        assert scale is not None
+        scales = pack_bits(codes_of_numbers(scale, fmt.scale), fmt.scale.bits)
+        outer = _pack_outer(outer, fmt)
+    else:
+        scales = None
+    return Packed(elements, scales, outer, (), None, None, None, shape, c.quantizer, c.axis)
 
 
 def unpack(packed: Packed) -> QTensor:

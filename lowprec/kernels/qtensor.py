@@ -81,7 +81,7 @@ def quantize_tensor(x: Tensor, c: Call) -> QTensor:
         found = cpu.quantize(x, quantizer, axis, c.seed)
         if found is not None and found[1] is not None:
             codes, scale, outer = found
-            return QTensor(codes, _codes_of_numbers(scale, fmt.scale), outer, quantizer, axis)
+            return QTensor(codes, codes_of_numbers(scale, fmt.scale), outer, quantizer, axis)
     if not isinstance(fmt, BlockFormat):
         return QTensor(encode_tensor(x, c), None, None, quantizer, axis)
     wide = x.to(word_of(x.dtype).dtype)
@@ -100,7 +100,7 @@ def quantize_tensor(x: Tensor, c: Call) -> QTensor:
         scale = scale if fmt.scale.has_nan else torch.where(missing, scale.new_zeros(()), scale)
     return QTensor(
         store_codes(codes, fmt.element),
-        _codes_of_numbers(scale, fmt.scale),
+        codes_of_numbers(scale, fmt.scale),
         shared.outer,
         quantizer,
         axis,
@@ -127,7 +127,7 @@ def encode_tensor(x: Tensor, c: Call) -> Tensor:
     # Where float32 does not hold the values, float64 does: a code says nothing of the dtype.
     word = word_of(x.dtype if holds(word_of(x.dtype).dtype, fmt) else torch.float64)
     project = projector(fmt, c.quantizer.projection, word)
-    return _codes_of_numbers(project(x.to(word.dtype), c.bits_for(x)), fmt)
+    return codes_of_numbers(project(x.to(word.dtype), c.bits_for(x)), fmt)
 
 
 def _refuse_nan(values: Tensor, fmt: Format) -> None:
@@ -135,7 +135,8 @@ def _refuse_nan(values: Tensor, fmt: Format) -> None:
         raise LowprecError(f"{fmt.name}: NaN has no code point")
 
 
-def _codes_of_numbers(values: Tensor, fmt: Format) -> Tensor:
+def codes_of_numbers(values: Tensor, fmt: Format) -> Tensor:
+    """Code points of values of a scalar format; LowprecError for NaN where it has none."""
     _refuse_nan(values, fmt)
     if (found := cpu.quantize(values, _cast(fmt), -1)) is not None:
         return found[0]

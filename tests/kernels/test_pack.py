@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import lowprec as lp
 from lowprec.errors import LowprecError
+from lowprec.kernels import cpu
 from lowprec.kernels import packing as module
 from lowprec.kernels.packing import Packed, pack, pack_bits, unpack, unpack_bits
 from lowprec.spec import BlockFormat, FloatFormat
@@ -184,12 +185,51 @@ def test_a_tensor_comes_back_of_exactly_its_size(name, shape, axis):
         assert bits == 8 * packed.nbytes
 
 
-@pytest.mark.parametrize("name", ["float6_e3m2fn", "int4", "bfloat16", "float32", "ternary"])
+SCALARS = ["float6_e3m2fn", "int4", "bfloat16", "float32", "ternary"]
+
+
+@pytest.mark.parametrize("name", SCALARS)
 def test_a_scalar_tensor_comes_back(name):
     q = lp.quantize(normal(7, 11), name)
     packed = pack(q)
     assert packed.nbytes == math.ceil(77 * lp.format(name).bits / 8)
     assert_same(unpack(packed), q)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", ["mxfp4/floor", "nvfp4/amax", "mxfp6_e3m2/floor/stochastic:8"])
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((256, 512), -1), ((3, 5, 77), -1), ((77, 5), 0), ((96, 24), 0), ((7, 9, 13), 1), ((0, 3), 1)],
+)
+def test_packed_at_once_in_parts(name, shape, axis, threads, monkeypatch):
+    monkeypatch.setattr(cpu, "CODES", 1 << 7)
+    monkeypatch.setattr(cpu, "PER_THREAD", 1 << 8)
+    x = normal(*shape)
+    x.view(-1)[100:101] = torch.nan
+    torch.set_num_threads(threads)
+    assert_packed_at_once(x, name, axis, 3 if "stochastic" in name else None)
+
+
+@pytest.mark.parametrize("name", [*map(quantizer, BLOCKS), *SCALARS, "float8_e5m2/amax:tensor"])
+def test_packed_at_once(name):
+    for shape, axis in (((9, 77), -1), ((64, 8), 0), ((1, 1), -1), ((0, 32), -1)):
+        assert_packed_at_once(normal(*shape), name, axis)
+
+
+def assert_packed_at_once(x, name, axis, random=None):
+    once = lp.quantize_packed(x, name, axis, random)
+    later = lp.quantize(x, name, axis, random).pack()
+    assert all(torch.equal(a, b) for a, b in zip(tensors(once), tensors(later), strict=True))
+    for field in ("shape", "axis", "quantizer"):
+        assert getattr(once, field) == getattr(later, field)
+    empty = [f.name for f in fields(Packed) if getattr(once, f.name) is None]
+    assert empty == [f.name for f in fields(Packed) if getattr(later, f.name) is None]
+
+
+def test_packed_at_once_nan_without_a_code_is_refused():
+    with pytest.raises(LowprecError, match="NaN has no code point"):
+        lp.quantize_packed(torch.tensor([1.0, torch.nan]), "float4_e2m1fn")
 
 
 def test_a_packed_tensor_of_another_size_is_refused():
