@@ -122,7 +122,7 @@ def read_member(archive: Path | IO[bytes], member: str, limit: int) -> bytes:
 
 
 def extract_member(archive: Path, member: str, to: Path, limit: int) -> None:
-    """Write one member of a zip archive to the file `to`; LowprecError above `limit` bytes."""
+    """Append one member of a zip archive to the file `to`; LowprecError above `limit` bytes."""
     opened, _ = open_member(archive, member, limit)
-    with opened, opened.open(member) as source, to.open("wb") as target:
+    with opened, opened.open(member) as source, to.open("ab") as target:
         shutil.copyfileobj(source, target, _CHUNK)

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from filelock import FileLock
+from pydantic import Field
 
 from lowprec.errors import LowprecError, unknown
 from lowprec.eval.fetch import (
@@ -33,13 +34,19 @@ MANIFEST = "lowprec.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 
 
+class Piece(Wheel):
+    """A wheel, and the member of it that is a piece of the GGUF file."""
+
+    member: str
+
+
 class PackagedModel(Spec):
-    """A model whose weights are a GGUF file inside a wheel: one file under evals/models."""
+    """A model whose weights are a GGUF file, whole or in pieces (in their order), inside wheels:
+    one file under evals/models."""
 
     name: str
     title: str
-    wheel: Wheel
-    member: str
+    pieces: Annotated[tuple[Piece, ...], Field(min_length=1, max_length=100)]
     licence: str
     citation: str
     source: str
@@ -158,7 +165,7 @@ def _converted(packaged: PackagedModel, say: Say) -> Path:
     """The folder of the converted model; converts at first use, in whole or not at all."""
     models = cache_dir() / "models"
     models.mkdir(exist_ok=True)
-    folder = models / f"{packaged.name}-{packaged.wheel.sha256[:12]}"
+    folder = models / f"{packaged.name}-{packaged.pieces[0].sha256[:12]}"
     if folder.is_dir():
         return folder
     with FileLock(f"{folder}.lock"):
@@ -175,15 +182,16 @@ def _convert(packaged: PackagedModel, folder: Path, say: Say) -> None:
     """GGUF to safetensors and tokenizer.json, in `folder`, and a manifest of what was written."""
     from transformers import AutoTokenizer
 
-    wheel = fetch(packaged.wheel, say)
-    say(f"converting {packaged.title} to safetensors, once (about a minute)")
-    gguf = folder / Path(packaged.member).name
-    extract_member(wheel, packaged.member, gguf, MAX_GGUF_BYTES)
+    wheels = [fetch(piece, say) for piece in packaged.pieces]
+    say(f"converting {packaged.title} to safetensors, once (a minute or more)")
+    gguf = folder / "model.gguf"
+    for piece, wheel in zip(packaged.pieces, wheels, strict=True):
+        extract_member(wheel, piece.member, gguf, MAX_GGUF_BYTES)
     with _quiet():
         AutoTokenizer.from_pretrained(folder, gguf_file=gguf.name).save_pretrained(folder)
         _dequantized(folder, gguf.name).save_pretrained(folder)
     gguf.unlink()
-    manifest = {"wheel": packaged.wheel.sha256, "files": _files(folder)}
+    manifest = {"wheels": [piece.sha256 for piece in packaged.pieces], "files": _files(folder)}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
 
 

