@@ -1,4 +1,4 @@
-"""Block formats and tensors of codes as files describe them, for those that no file of ours names."""
+"""Block formats as files describe them, and the codes of those with one element to a byte."""
 
 from __future__ import annotations
 

@@ -6,20 +6,21 @@ keys do: a block of codes lies within one row.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import gguf
 import numpy as np
 import torch
+from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
+from lowprec.checkpoints.gguf_header import GgufTensor, read_header
 from lowprec.checkpoints.hf import empty_model
-from lowprec.checkpoints.hf_gguf import Process, gguf_config, gguf_names
+from lowprec.checkpoints.hf_gguf import Process, gguf_config, processor
 from lowprec.checkpoints.source import Checkpoint, Plain, Quantized
-from lowprec.errors import LowprecError
+from lowprec.errors import LowprecError, unknown
 from lowprec.kernels import QTensor, layouts
 from lowprec.kernels.layouts.gguf import LAYOUTS
 
@@ -34,70 +35,61 @@ def read(path: Path) -> Checkpoint:
     LowprecError: a damaged file, an architecture that transformers does not read, a tensor type
     without a format, or a quantized tensor whose rows transformers takes apart.
     """
-    tensors = _tensors(path)
+    architecture, tensors = read_header(path)
     config, data = gguf_config(path)
-    names, process = gguf_names(
-        empty_model(config, torch.float32, str(path)), _architecture(config, data), data
-    )
+    model = empty_model(config, torch.float32, str(path))
+    names = _names(model.state_dict(), architecture, config.num_hidden_layers, path)
+    process = processor(architecture, data)
     plain: dict[str, Plain] = {}
     quantized: dict[str, Quantized] = {}
     set_aside: dict[str, str] = {}
     for each in tensors:
         if each.name not in names:
             set_aside[each.name] = "transformers has no parameter for it"
-        elif each.tensor_type in _PLAIN:
+        elif each.type in _PLAIN:
             plain[names[each.name]] = _plain(each, process, path)
         else:
             quantized[names[each.name]] = _quantized(each, process, path)
     return Checkpoint(str(path), config, plain, quantized, set_aside)
 
 
-def _tensors(path: Path) -> list[Any]:
-    """What the file says of its tensors, their data mapped and not read."""
-    try:
-        return gguf.GGUFReader(path).tensors
-    except FileNotFoundError:
-        raise LowprecError(f"{path}: no such file") from None
-    except (ValueError, IndexError, KeyError, OSError, UnicodeDecodeError, OverflowError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise LowprecError(f"{path}: damaged, or no GGUF file ({reason})") from None
+def _names(parameters: Iterable[str], architecture: str, layers: int, path: Path) -> dict[str, str]:
+    """The name of each parameter by ggml's, as gguf knows them."""
+    kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
+    if architecture not in kinds:
+        raise unknown("GGUF architecture", architecture, kinds, str(path))
+    table = get_tensor_name_map(kinds[architecture], layers)
+    pairs = ((table.get_name(name, (".weight", ".bias")), name) for name in parameters)
+    return {ggml: name for ggml, name in pairs if ggml is not None}
 
 
-def _architecture(config: Any, data: dict[str, Any]) -> str:
-    """ggml's name of it, of which transformers' type differs for Gemma 3."""
-    return str(data.get("model_type", config.model_type)).removesuffix("_text")
-
-
-def _plain(each: Any, process: Process, path: Path) -> Plain:
-    shape = tuple(int(n) for n in reversed(each.shape))
-
+def _plain(each: GgufTensor, process: Process, path: Path) -> Plain:
     def read_it() -> Tensor:
-        values = np.array(each.data)
-        if each.tensor_type == Type.BF16:
-            values = torch.from_numpy(values).view(torch.bfloat16).float().numpy()
-        made = process(values.astype(np.float32).reshape(shape), each.name)
-        if made is None:
-            raise LowprecError(f"{path}: {each.name}: transformers splits it; not read")
+        values = torch.from_numpy(np.array(each.data)).view(_PLAIN[each.type]).float()
+        made = process(values.reshape(each.shape).numpy(), each.name)
         return torch.from_numpy(np.ascontiguousarray(made, dtype=np.float32))
 
-    probe = process(np.zeros(shape, np.float32), each.name)
-    return Plain(shape if probe is None else probe.shape, _PLAIN[each.tensor_type], read_it)
+    probe = process(np.broadcast_to(np.float32(1), each.shape), each.name)
+    if probe is None:
+        raise LowprecError(f"{path}: {each.name}: transformers splits or joins it; not read")
+    return Plain(probe.shape, _PLAIN[each.type], read_it)
 
 
-def _quantized(each: Any, process: Process, path: Path) -> Quantized:
-    name = Type(each.tensor_type).name
+def _quantized(each: GgufTensor, process: Process, path: Path) -> Quantized:
+    name, shape = each.type.name, each.shape
     if name not in FORMATS:
         raise LowprecError(
             f"{path}: {each.name}: type {name}; expected F32, F16, BF16, {', '.join(FORMATS)}"
         )
-    shape = tuple(int(n) for n in reversed(each.shape))
     order = _order(shape, process, each.name)
     if order is None:
         raise LowprecError(
             f"{path}: {each.name}: of type {name} and shape {shape}; transformers takes apart more "
             "than its rows, which codes cannot follow"
         )
-    return Quantized(shape, (partial(_read, each.data, order, FORMATS[name], shape),))
+    return Quantized(
+        shape, (partial(_read, each.data.reshape(shape[0], -1), order, FORMATS[name], shape),)
+    )
 
 
 def _read(data: np.ndarray, order: np.ndarray, name: str, shape: tuple[int, int]) -> QTensor:

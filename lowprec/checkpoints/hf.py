@@ -63,7 +63,9 @@ def empty_model(config: PreTrainedConfig, dtype: torch.dtype, where: str) -> Pre
             else:
                 model = cls._from_config(config, dtype=dtype)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise LowprecError(f"{where}: no model of this configuration ({_first_line(error)})") from None
+        raise LowprecError(
+            f"{where}: no model of this configuration ({_first_line(error)})"
+        ) from None
     for name, buffer in list(model.named_non_persistent_buffers()):
         owner, _, last = name.rpartition(".")
         model.get_submodule(owner)._buffers[last] = torch.empty_like(buffer, device="cpu")
@@ -123,7 +125,9 @@ def targets(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Target]:
     return found
 
 
-def convert(model: PreTrainedModel, target: Target, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def convert(
+    model: PreTrainedModel, target: Target, tensors: dict[str, Tensor]
+) -> dict[str, Tensor]:
     """The parameters that transformers' converter makes of plain tensors, by name."""
     if target.converter is None:
         return {target.name: tensors[target.names[0]]}

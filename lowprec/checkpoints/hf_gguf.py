@@ -1,4 +1,4 @@
-"""What transformers knows of GGUF files: the configuration they describe, and their names."""
+"""What transformers knows of GGUF files: the configuration they describe, and other orders."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 from transformers.modeling_gguf_pytorch_utils import (
     TENSOR_PROCESSORS,
     TensorProcessor,
-    get_gguf_hf_weights_map,
     load_gguf_checkpoint,
 )
 
 from lowprec.checkpoints.hf import make_config
 from lowprec.errors import LowprecError
 
-# What transformers' processors do to a tensor as ggml holds it: (values, name) -> values.
+# (values as ggml holds them, ggml's name) -> the parameter's, or None where it is not one to one.
 Process = Callable[[np.ndarray, str], np.ndarray | None]
 
 
@@ -34,26 +33,16 @@ def gguf_config(path: Path) -> tuple[PreTrainedConfig, dict[str, Any]]:
     return make_config(str(data.get("model_type")), options, str(path)), data
 
 
-def gguf_names(
-    model: PreTrainedModel, architecture: str, data: dict[str, Any]
-) -> tuple[dict[str, str], Process]:
-    """ggml's names of the model's parameters, and what happens to their values on the way."""
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=data)
-    try:
-        names = get_gguf_hf_weights_map(model, processor)
-    except NotImplementedError as error:
-        raise LowprecError(f"GGUF architecture {architecture!r}: {_first_line(error)}") from None
+def processor(architecture: str, data: dict[str, Any]) -> Process:
+    """What happens to the values of a tensor on their way to the model's parameter."""
+    its = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=data)
 
     def process(values: np.ndarray, name: str) -> np.ndarray | None:
-        made = processor.process(
-            weights=values,
-            name=name,
-            tensor_key_mapping=names,
-            parsed_parameters={"tensors": {}},
-        )
+        aside = {"tensors": {}}  # where a tensor ends that makes more than one parameter, or a part
+        made = its.process(weights=values, name=name, parsed_parameters=aside)
         return made.weights if made.name == name else None
 
-    return names, process
+    return process
 
 
 def _first_line(error: Exception) -> str:

@@ -114,13 +114,17 @@ def _check(model: nn.Module, found: Checkpoint, todo: dict[str, hf.Target]) -> N
     extra = [n for n, t in todo.items() if n not in expected and t.converter is None]
     extra = [n for n in extra if not hf.is_ignored(model, n)]
     if extra:
-        raise LowprecError(f"{found.where}: {_some(extra)}: unexpected; the model has no such tensor")
+        raise LowprecError(
+            f"{found.where}: {_some(extra)}: unexpected; the model has no such tensor"
+        )
     for name, target in todo.items():
         if hf.is_ignored(model, name):
             continue
         kinds = {part in found.quantized for part in target.names}
         if len(kinds) > 1:
-            raise LowprecError(f"{found.where}: {name}: some of its tensors are quantized, some not")
+            raise LowprecError(
+                f"{found.where}: {name}: some of its tensors are quantized, some not"
+            )
         if True in kinds:
             shape = _shape_of(found, target)
         elif target.converter is None:
@@ -147,7 +151,9 @@ def _check_dtype(plain: Plain, name: str, where: str) -> None:
     if plain.dtype.is_floating_point and plain.dtype.itemsize == 1:
         raise LowprecError(f"{where}: {name}: {plain.dtype} without scales")
     if plain.dtype in (torch.uint8, torch.int8):
-        raise LowprecError(f"{where}: {name}: {plain.dtype}: codes, of which nothing says the format")
+        raise LowprecError(
+            f"{where}: {name}: {plain.dtype}: codes, of which nothing says the format"
+        )
 
 
 def _shape_of(found: Checkpoint, target: hf.Target) -> tuple[int, ...] | None:

@@ -18,6 +18,8 @@ from lowprec.spec.quantizer import Quantizer
 
 # Elements that are unpacked at a time; temporaries beside the result are that large.
 TILE = 1 << 20
+# The arithmetic in here is none of the model's: no rule of a recipe for it to be found.
+_unwatched = torch._C.DisableTorchFunction
 _STREAMS = ("elements", "scales", "outer_scale", "offset", "outer_offset", "outlier")
 
 
@@ -78,7 +80,9 @@ class Codes(nn.Module):
         fmt = self.quantizer.format
         levels = len(fmt.inner) if isinstance(fmt, BlockFormat) else 0
         inner = tuple(getattr(self, f"inner_{i}") for i in range(levels))
-        return replace(self._packed, **{name: getattr(self, name) for name in _STREAMS}, inner=inner)
+        return replace(
+            self._packed, **{name: getattr(self, name) for name in _STREAMS}, inner=inner
+        )
 
     @torch.compiler.disable
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -86,8 +90,9 @@ class Codes(nn.Module):
         n, k = self.shape
         y = torch.empty(n, k, dtype=dtype or self.dtype, device=self._like.device)
         packed = self.packed()
-        for rows in _tiles(packed):
-            y[rows] = unpack(_select(packed, rows)).dequantize(y.dtype)
+        with _unwatched():
+            for rows in _tiles(packed):
+                y[rows] = unpack(_select(packed, rows)).dequantize(y.dtype)
         return y
 
     @torch.compiler.disable
@@ -100,7 +105,8 @@ class Codes(nn.Module):
         wrong = (index < 0) | (index >= n)
         if bool(wrong.any()):
             raise LowprecError(f"row {int(index[wrong][0])}: expected 0 to {n - 1}")
-        found = unpack(_select(packed, index.reshape(-1))).dequantize(dtype or self.dtype)
+        with _unwatched():
+            found = unpack(_select(packed, index.reshape(-1))).dequantize(dtype or self.dtype)
         return found.reshape(*index.shape, k)
 
     def extra_repr(self) -> str:
@@ -115,8 +121,8 @@ class StoredLinear(nn.Linear):
     """
 
     codes: Codes
-    activation: Quantizer | None
     input_scale: Tensor | None
+    _input: Quantizer | None
 
     @classmethod
     def from_codes(
@@ -135,10 +141,7 @@ class StoredLinear(nn.Linear):
     ) -> StoredLinear:
         """Turn `module`, an nn.Linear, into one that has `codes` for its weight."""
         _become(module, cls, codes)
-        module.activation = None if activation is None else activation.quantizer
-        scale = None if activation is None or activation.scale is None else activation.scale
-        # As bytes, so that no change of the model's dtype rounds it.
-        module.register_buffer("input_scale", None if scale is None else _bytes(scale))
+        module.activation = activation
         return module
 
     @property
@@ -155,22 +158,41 @@ class StoredLinear(nn.Linear):
         """Bytes of the weight's codes."""
         return self.codes.nbytes
 
+    @property
+    def activation(self) -> Activation | None:
+        """How the input is quantized; can be set, to None for not at all."""
+        if self._input is None:
+            return None
+        scale = self.input_scale
+        return Activation(
+            self._input, None if scale is None else scale.view(torch.float32).reshape(())
+        )
+
+    @activation.setter
+    def activation(self, activation: Activation | None) -> None:
+        self._input = None if activation is None else activation.quantizer
+        scale = None if activation is None else activation.scale
+        if scale is not None:
+            # As bytes, so that no change of the model's dtype rounds it.
+            scale = scale.detach().to(torch.float32).reshape(1).view(torch.uint8).clone()
+        self.register_buffer("input_scale", scale)
+
     def quantized_input(self, x: Tensor) -> Tensor:
         """x', of which K is the last axis."""
-        if self.activation is None:
+        activation = self.activation
+        if activation is None:
             return x
-        scale = None
-        if self.input_scale is not None:
-            fmt = self.activation.format
-            outer = isinstance(fmt, BlockFormat) and fmt.outer is not None
-            scale = self.input_scale.view(torch.float32).reshape(() if outer else (1,) * x.dim())
-        return fake_quantize(x, self.activation, scale=scale)
+        fmt, scale = activation.quantizer.format, activation.scale
+        if scale is not None and not (isinstance(fmt, BlockFormat) and fmt.outer):
+            scale = scale.reshape((1,) * x.dim())
+        with _unwatched():
+            return fake_quantize(x, activation.quantizer, scale=scale)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(self.quantized_input(x), self.codes.dequantize(x.dtype), self.bias)
 
     def extra_repr(self) -> str:
-        spelled = "" if self.activation is None else f", activation={self.activation.spell()}"
+        spelled = "" if self._input is None else f", activation={self._input.spell()}"
         return super().extra_repr() + spelled
 
 
@@ -181,7 +203,7 @@ class StoredEmbedding(nn.Embedding):
 
     @classmethod
     def adopt(cls, module: nn.Embedding, codes: Codes) -> StoredEmbedding:
-        """Turn `module`, an nn.Embedding without `max_norm`, into one with `codes` for its table."""
+        """Turn `module`, an nn.Embedding without `max_norm`, into one with `codes` as its table."""
         if module.max_norm is not None:
             raise LowprecError("an embedding with max_norm rescales its table; codes cannot be")
         return _become(module, cls, codes)
@@ -266,10 +288,6 @@ def _become(module: Any, cls: type[nn.Module], codes: Codes) -> Any:
     module.__class__ = cls if plain else type(f"Stored{own.__name__}", (own, cls), {})
     module.codes = codes
     return module
-
-
-def _bytes(x: Tensor) -> Tensor:
-    return x.detach().to(torch.float32).reshape(1).view(torch.uint8).clone()
 
 
 def _lengths(packed: Packed) -> dict[str, tuple[int, int]]:
