@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -29,11 +30,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "kernels": _DATA,
     "perf": _DATA,
     "nn": _CORE,
-    "eval": _CORE | {"nn"},
+    "checkpoints": _CORE | {"nn"},
+    "eval": _CORE | {"nn", "checkpoints"},
     "report": _DATA | {"exact", "perf"},
     "studies": _CORE | {"nn", "eval", "report"},
     "cli": _CORE | {"nn", "eval", "studies", "report"},
-    "__init__": _CORE | {"nn", "eval", "studies", "report"},
+    "__init__": _CORE | {"nn", "checkpoints", "eval", "studies", "report"},
 }
 # What the two outermost parts may import before a function of theirs runs.
 MAY_IMPORT_EAGERLY = {"cli": _DATA, "__init__": _DATA}
@@ -44,7 +46,8 @@ LIBRARIES: dict[str, set[str]] = {
     "exact": set(),
     "perf": {"pydantic", "pydantic_core"},
 }
-TORCH_IN = {"kernels", "nn", "eval", "studies"}
+TORCH_IN = {"kernels", "nn", "checkpoints", "eval", "studies"}
+MAY_USE_TRANSFORMERS = re.compile(r"(nn|checkpoints)/hf\w*\.py")
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,8 @@ def _fault(part: str, file: str, found: Import) -> str | None:
         return f"{part} may not use {top}"
     if top == "torch" and part not in TORCH_IN and (found.eager or part != "cli"):
         return f"{part} may not use torch"
-    if top == "transformers" and part != "eval" and file != "nn/hf.py":
-        return "only nn/hf.py and eval may use transformers"
+    if top == "transformers" and part != "eval" and not MAY_USE_TRANSFORMERS.fullmatch(file):
+        return "only eval and the hf*.py of nn and checkpoints may use transformers"
     return None
 
 
@@ -154,12 +157,25 @@ def test_every_import_keeps_the_layers() -> None:
             "from lowprec.exact.values import x",
             "kernels may not import lowprec.exact",
         ),
-        ("kernels/a.py", "import transformers", "only nn/hf.py and eval may use transformers"),
+        (
+            "kernels/a.py",
+            "import transformers",
+            "only eval and the hf*.py of nn and checkpoints may use transformers",
+        ),
         ("perf/a.py", "from lowprec.kernels import x", "perf may not import lowprec.kernels"),
         ("perf/a.py", "import_module('torch')", "perf may not use torch"),
-        ("nn/wrap.py", "from transformers import x", "only nn/hf.py and eval may use transformers"),
+        (
+            "nn/wrap.py",
+            "from transformers import x",
+            "only eval and the hf*.py of nn and checkpoints may use transformers",
+        ),
         ("nn/a.py", "importlib.import_module('lowprec.eval')", "nn may not import lowprec.eval"),
         ("nn/a.py", "import_module(name)", "a computed import, which no test can check"),
+        (
+            "checkpoints/a.py",
+            "from lowprec.eval import x",
+            "checkpoints may not import lowprec.eval",
+        ),
         ("eval/a.py", "from ..studies import x", "eval may not import lowprec.studies"),
         ("report/a.py", "from lowprec.eval import x", "report may not import lowprec.eval"),
         ("report/a.py", "def f():\n  import torch.nn", "report may not use torch"),
@@ -183,6 +199,7 @@ def test_a_planted_breach_is_found(tmp_path: Path, file: str, source: str, fault
         ("spec/a.py", "import tomllib\nimport pydantic\nfrom lowprec.errors import LowprecError"),
         ("exact/a.py", "from .values import x\nfrom lowprec.spec.format import Format"),
         ("nn/hf.py", "import torch\nimport transformers"),
+        ("checkpoints/hf_gguf.py", "from transformers import x\nfrom lowprec.nn import y"),
         ("cli.py", "import typer\ndef f():\n  import torch\n  from lowprec.nn import wrap"),
         ("__init__.py", "if TYPE_CHECKING:\n  from lowprec.nn import wrap"),
         ("studies/a.py", "from lowprec import __version__\nfrom lowprec.report import write"),
