@@ -111,6 +111,14 @@ class Quantizer(Spec):
             raise ValueError(f"rule {self.rule!r} {wrong}")
         return self
 
+    @property
+    def is_per_tensor(self) -> bool:
+        """Whether its outermost scale is the whole tensor's."""
+        fmt = self.format
+        if not isinstance(fmt, BlockFormat):
+            return False
+        return fmt.block == "tensor" or (fmt.outer is not None and fmt.outer.block == "tensor")
+
     def spell(self) -> str:
         """The full name, as records hold it: ``mxfp4/floor/nearest-even/SatFinite``."""
         number = "" if self.fixed is None else f"={self.fixed!r}"

@@ -42,8 +42,11 @@ _IMPLIED: dict[str, tuple[str, ...]] = {
 
 
 class InputGradient(Spec):
-    """The backward matmul dL/dx = g w, blocked along w's rows: N. What is left out of the weight
-    is the forward's quantized weight; of the gradient, nothing is quantized."""
+    """The backward matmul dL/dx = g w, both blocked along N, the rows of w_NK.
+
+    gradient: quantizes g; left out, g stays as it is. weight: quantizes w; left out, it is the
+    forward's quantized weight. A format of square tiles gives w and w.T the same values.
+    """
 
     gradient: Quantizer | None = None
     weight: Quantizer | None = None
@@ -51,35 +54,65 @@ class InputGradient(Spec):
 
 
 class WeightGradient(Spec):
-    """The backward matmul dL/dw = g.T x, blocked along the tokens. What is left out of the
-    activation is the forward's quantized activation; of the gradient, nothing is quantized.
+    """The backward matmul dL/dw = g.T x, both blocked along the tokens: all leading dimensions of
+    x, in row-major order; of an expert, its own tokens.
 
-    rotation: both are multiplied by a random Hadamard matrix of this size along the tokens first.
+    gradient: quantizes g; left out, g stays as it is. activation: quantizes x; left out, it is the
+    forward's quantized activation. requantize: `activation` quantizes the forward's quantized
+    activation instead of x itself. rotation: both are multiplied along the tokens by a random
+    Hadamard matrix of this size (a power of two) first, its signs those of `seed`, the same at
+    every call; zeros fill the last block.
     """
 
     gradient: Quantizer | None = None
     activation: Quantizer | None = None
+    requantize: bool = False
     datapath: Datapath | None = None
     rotation: Block | None = None
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+
+    @model_validator(mode="after")
+    def _possible(self) -> WeightGradient:
+        if self.rotation is not None and self.rotation & (self.rotation - 1):
+            raise ValueError(f"rotation {self.rotation}: expected a power of two")
+        if self.requantize and self.activation is None:
+            raise ValueError("requantize needs a quantizer of the activation")
+        return self
 
 
 class Transform(Spec):
     """What is done to weight and activation before they are quantized; exact but for rounding.
 
-    rotation: both times a random Hadamard matrix of this size per block along K (a power of two).
-    smooth: SmoothQuant's alpha; channel j of K is divided by amax(x_j)^alpha / amax(w_j)^(1-alpha).
-    outliers: that many channels along K, of the largest calibrated amax, are multiplied apart,
-    quantized by `outlier` (by nothing if left out). gptq: the weight is rounded column by column
-    against the calibrated Hessian, with `damping` of its mean diagonal added.
+    Of linear alone, in this order:
+    smooth: SmoothQuant's alpha; channel j of K is divided by amax(x_j)^alpha / amax(w_j)^(1-alpha)
+    in the activation and multiplied by it in the weight.
+    outliers: that many channels along K, of the largest calibrated amax (of the smoothed
+    activation), are multiplied apart, quantized by `outlier` (by nothing if left out), and are
+    zeros in what follows.
+    rotation: both times a random Hadamard matrix of this size, a power of two, per block along K,
+    which it must divide: x D H and w D H with D the signs that `seed` draws, the same in every
+    block, and H = H.T of entries +-1 / sqrt(size).
+    gptq: the weight is rounded column by column against the calibrated Hessian x.T x, with
+    `damping` of its mean diagonal added to the diagonal.
     """
 
-    rotation: Block | None = None
-    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
     smooth: Annotated[float, Field(ge=0, le=1)] | None = None
     outliers: Block | None = None
     outlier: Quantizer | None = None
+    rotation: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
     gptq: bool = False
     damping: Annotated[float, Field(gt=0, le=1)] = 0.01
+
+    @model_validator(mode="after")
+    def _possible(self) -> Transform:
+        if not (self.calibrated or self.rotation):
+            raise ValueError("transform needs smooth, outliers, rotation or gptq")
+        if self.rotation is not None and self.rotation & (self.rotation - 1):
+            raise ValueError(f"rotation={self.rotation}: expected a power of two")
+        if self.outlier is not None and self.outliers is None:
+            raise ValueError("outlier quantizes the channels that outliers counts; give it too")
+        return self
 
     @property
     def calibrated(self) -> bool:
@@ -88,10 +121,14 @@ class Transform(Spec):
 
 
 class Delayed(Spec):
-    """Static scales in training: those of the largest magnitudes of earlier steps.
+    """Scales from the largest magnitudes that an operand had at earlier steps, for the operands
+    whose quantizers are static (Transformer Engine's DelayedScaling).
 
-    history: how many steps are remembered. reduce: the largest of them, or the last. margin: the
-    scale is 2^margin times larger. (Transformer Engine's DelayedScaling.)
+    An operand's scale is A / (M * 2^-margin), rounded to float32: M as in `Quantizer` (M * R of an
+    outer scale), A the largest of the largest magnitudes of its last `history` calls (reduce =
+    "max") or that of the last one ("most_recent"). It is 1 at the first call, and stays as it was while A is 0, Inf or NaN. A call
+    counts if gradients are enabled. Values beyond the scaled range saturate as the quantizer's
+    projection says.
     """
 
     history: Block = 1024
@@ -106,6 +143,7 @@ class Rule(Spec):
     (weight and activation: linear and conv; query, key, probability, value and caches: attention;
     left and right: matmul), never of an embedding or a vector operation. layers: first and last
     number in the path, such as ``model.layers.7.mlp``. phase: prefill or decode alone.
+    A transform is linear's; a rule that has one and names no operation does not speak of conv.
     An operand left out stays in the model's own dtype. keep=True keeps all, on purpose: the
     coverage then says "kept by rule" and not "no rule".
     datapath: the arithmetic of the forward matmuls. kv_block: attention sums over that many keys
@@ -156,7 +194,31 @@ class Rule(Spec):
             raise ValueError(
                 f"rule {self.match!r}: {', '.join(named) or 'datapath'} of which operation? name it"
             )
+        if self.transform is not None:
+            self._check_transform(self.transform)
+        if self.delayed is not None:
+            self._check_delayed()
         return self
+
+    def _check_delayed(self) -> None:
+        found = [quantizer for _, quantizer in self.quantizers()]
+        for table in filter(None, (self.input_gradient, self.weight_gradient)):
+            found += [value for _, value in table if isinstance(value, Quantizer)]
+        static = [quantizer for quantizer in found if quantizer.rule == "static"]
+        if not static:
+            raise ValueError(f"rule {self.match!r}: delayed needs an operand whose scale is static")
+        for quantizer in static:
+            if not quantizer.is_per_tensor:
+                raise ValueError(
+                    f"rule {self.match!r}: delayed scales are of a whole tensor, and "
+                    f"{quantizer.format.name!r} has others"
+                )
+
+    def _check_transform(self, transform: Transform) -> None:
+        if self.keep or not self.speaks_of("linear"):
+            raise ValueError(f"rule {self.match!r}: transform is for linear, not kept")
+        if transform.gptq and (self.weight is None or self.weight.projection.bits is not None):
+            raise ValueError(f"rule {self.match!r}: gptq needs weight, its rounding not stochastic")
 
     def matches(self, path: str) -> bool:
         return fnmatchcase(path, self.match) and self._in_layers(path)
@@ -169,6 +231,8 @@ class Rule(Spec):
             return operation == self.operation
         if self.keep:
             return True
+        if operation == "conv" and self.transform is not None:
+            return False
         names = _IMPLIED.get(operation, ())
         backward = self.input_gradient is not None or self.weight_gradient is not None
         return any(getattr(self, name) is not None for name in names) or (
@@ -238,7 +302,7 @@ def _spell(spec: Spec, without: set[str]) -> Iterator[str]:
         elif isinstance(value, Datapath):
             yield f"{name}={value.name}"
         elif isinstance(value, Spec):
-            yield from (f"{name}.{part}" for part in _spell(value, set()) or [name])
+            yield from [f"{name}.{part}" for part in _spell(value, set())] or [name]
         elif isinstance(value, tuple):
             yield f"{name}={'-'.join(map(str, value))}"
         else:

@@ -33,7 +33,7 @@ _TABLES: dict[str, type[Spec]] = {
     "input_gradient": InputGradient,
     "weight_gradient": WeightGradient,
 }
-_SWITCHES = ("keep", "gptq", *_TABLES)
+_SWITCHES = ("keep", "gptq", "requantize", *_TABLES)
 
 
 def load_quantizer(text: str, where: str = "") -> Quantizer:
@@ -133,7 +133,10 @@ def _text_rule(text: str, where: str) -> dict[str, Any]:
         table = rule
         for each in tables:
             table = table.setdefault(each, {})
-        table[name] = _plain(name, value) if equals else True
+        if not equals and name in _TABLES:
+            table.setdefault(name, {})
+        else:
+            table[name] = _plain(name, value) if equals else True
     return rule
 
 
