@@ -126,9 +126,9 @@ class Delayed(Spec):
 
     An operand's scale is A / (M * 2^-margin), rounded to float32: M as in `Quantizer` (M * R of an
     outer scale), A the largest of the largest magnitudes of its last `history` calls (reduce =
-    "max") or that of the last one ("most_recent"). It is 1 at the first call, and stays as it was while A is 0, Inf or NaN. A call
-    counts if gradients are enabled. Values beyond the scaled range saturate as the quantizer's
-    projection says.
+    "max") or that of the last one ("most_recent"). It is 1 at the first call, and stays as it was
+    while A is 0, Inf or NaN. A call counts if gradients are enabled. Values beyond the scaled range
+    saturate as the quantizer's projection says.
     """
 
     history: Block = 1024

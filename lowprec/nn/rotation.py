@@ -1,0 +1,68 @@
+"""Random Hadamard rotations of blocks, by the fast Walsh-Hadamard transform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lowprec.errors import LowprecError
+from lowprec.kernels.counter import bits
+
+
+def signs(size: int, seed: int) -> Tensor:
+    """D: `size` random signs, float32; the same for a seed on every machine."""
+    return 1.0 - 2.0 * bits(seed, torch.Size([size]), 1, torch.device("cpu"))
+
+
+def rotate(x: Tensor, signs: Tensor, axis: int = -1) -> Tensor:
+    """x D H for every block of ``len(signs)`` along `axis`, in the dtype of `x` (float32 or
+    float64).
+
+    H is Sylvester's Hadamard matrix over sqrt(size), its own transpose and inverse. In each of
+    log2(size) steps numbers at a distance of 1, 2, 4 ... become their sum and their difference;
+    the last result is multiplied by 1 / sqrt(size): the same bits on every device. NaN and Inf
+    spread over their block. Differentiable.
+    LowprecError: `axis` is not made of whole blocks.
+    """
+    size, length = len(signs), x.shape[axis]
+    if length % size:
+        fits = length & -length
+        raise LowprecError(
+            f"a rotation of {size} does not divide K = {length}; the largest that does is {fits}"
+        )
+    last = x.movedim(axis, -1)
+    blocks = last.unflatten(-1, (-1, size)) * signs.to(x)
+    return hadamard(blocks).flatten(-2).movedim(-1, axis)
+
+
+def hadamard(x: Tensor) -> Tensor:
+    """x H along the last dimension, a power of two."""
+    return _Hadamard.apply(x)
+
+
+class _Hadamard(torch.autograd.Function):
+    """H is symmetric, so that the gradient is transformed as the input was."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+        return _transformed(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
+        return hadamard(gradient)
+
+
+def _transformed(x: Tensor) -> Tensor:
+    size, step = x.shape[-1], 1
+    # The numbers of a block one below the other: each step then adds and subtracts long rows.
+    source = x.reshape(-1, size).T.clone(memory_format=torch.contiguous_format)
+    target = torch.empty_like(source)
+    while step < size:
+        a, b = source.unflatten(0, (-1, 2, step)).unbind(1)
+        sums, differences = target.unflatten(0, (-1, 2, step)).unbind(1)
+        torch.add(a, b, out=sums)
+        torch.sub(a, b, out=differences)
+        source, target, step = target, source, 2 * step
+    return source.mul_(size**-0.5).T.reshape(x.shape)
