@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +17,18 @@ from lowprec.spec import BlockFormat, Quantizer
 _MOST_BITS = 8  # of an element; the codes of wider ones save little beside the values
 
 
+def are_small(quantizer: Quantizer) -> bool:
+    """Whether the code points take one byte each."""
+    fmt = quantizer.format
+    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+    return element.bits <= _MOST_BITS
+
+
 @dataclass(frozen=True)
 class _Kept:
     owner: StorageWeakRef
     version: int
-    codes: QTensor
+    made: QTensor | Tensor
 
 
 class Weights:
@@ -49,22 +57,38 @@ class Weights:
         self, weight: Tensor, quantizer: Quantizer, axis: int, scale: Tensor | None = None
     ) -> QTensor | None:
         """The code points of `weight`; None where it has none (NaN) or they would save nothing."""
-        fmt = quantizer.format
-        element = fmt.element if isinstance(fmt, BlockFormat) else fmt
-        if element.bits > _MOST_BITS or weight.device.type == "meta":
+        if not are_small(quantizer) or weight.device.type == "meta":
             return None
-        key = (weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, axis)
+
+        def make() -> QTensor | None:
+            try:
+                return quantize(weight, quantizer, axis=axis, scale=scale)
+            except LowprecError:
+                return None
+
+        found = self.kept(weight, ("codes", axis), make)
+        assert found is None or isinstance(found, QTensor)
+        return found
+
+    def kept(
+        self, weight: Tensor, what: tuple[Any, ...], make: Callable[[], QTensor | Tensor | None]
+    ) -> QTensor | Tensor | None:
+        """What `make` gives for `weight`, and gave before if the weight is the same since; None is
+        not kept. what: the same for the same `make`."""
+        key = (weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, *what)
         version = 0 if weight.is_inference() else weight._version
         kept = self._kept.get(key)
         if kept is not None and kept.version == version and not kept.owner.expired():
-            return kept.codes
+            return kept.made
         self._kept = {k: v for k, v in self._kept.items() if not v.owner.expired()}
-        try:
-            found = quantize(weight, quantizer, axis=axis, scale=scale)
-        except LowprecError:
-            return None
-        self._kept[key] = _Kept(StorageWeakRef(weight.untyped_storage()), version, found)
+        found = make()
+        if found is not None:
+            self._kept[key] = _Kept(StorageWeakRef(weight.untyped_storage()), version, found)
         return found
+
+    def forget(self) -> None:
+        """Nothing is kept any more: what was made depended on more than the weight."""
+        self._kept = {}
 
     def __len__(self) -> int:
         """How many weights are kept."""
