@@ -20,7 +20,15 @@ from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat
 from lowprec.spec.load import build, data_dir, read_toml
 from lowprec.spec.projection import Projection
 from lowprec.spec.quantizer import Quantizer
-from lowprec.spec.recipe import OPERANDS, Recipe, Rule
+from lowprec.spec.recipe import (
+    OPERANDS,
+    Delayed,
+    InputGradient,
+    Recipe,
+    Rule,
+    Transform,
+    WeightGradient,
+)
 from lowprec.spec.record import Metric, Record
 from lowprec.spec.text import load_quantizer, load_recipe
 from lowprec.spec.workload import Attention, Embedding, Matmul, Op, Vector, Workload
@@ -33,10 +41,12 @@ __all__ = [
     "CodebookFormat",
     "Datapath",
     "DatapathFacts",
+    "Delayed",
     "Embedding",
     "Facts",
     "FloatFormat",
     "Format",
+    "InputGradient",
     "IntFormat",
     "Level",
     "Matmul",
@@ -51,9 +61,11 @@ __all__ = [
     "Rule",
     "Scaling",
     "Spec",
+    "Transform",
     "Tree",
     "TwoStage",
     "Vector",
+    "WeightGradient",
     "Workload",
     "build",
     "data_dir",
