@@ -22,24 +22,47 @@ typedef struct { int kind, sink, scaled, inverse; } how;
 /* What changes on the way: the keys of random bits, and where codes stand for NaN. */
 typedef struct { counter random; vi nans; } state;
 
-/* Where `scaled`, only the scale can be NaN. */
+/* Elements of a block whose scale is a number, or without scales. */
+INLINE vi code_at(const job *j, const grid *g, const code *c, state *z, how h, int64_t at, vf x, vf by) {
+  const vf e = h.scaled ? h.inverse ? x * by : x / by : x;
+  vi k = h.kind == MIRRORED    ? mirrored_code((vi)e, g, c)
+         : h.kind == SATURATES ? saturated_code((vi)e, g, c)
+                               : code_of(project(e, g, h.kind, &z->random, (uint64_t)(j->first + at)), g, c);
+  if (h.scaled) return k;
+  const vi nan = is_nan(x);
+  z->nans |= nan;
+  return either(nan, alli(c->nan), k);
+}
+
+INLINE vf value_at(const job *j, const grid *g, state *z, how h, int64_t at, vf x, vf s, vf by) {
+  const vf e = h.scaled ? h.inverse ? x * by : x / by : x;
+  const vf y = project(e, g, h.kind, &z->random, (uint64_t)(j->first + at));
+  if (h.scaled) return y * s;
+  return h.kind == ANY ? y : (vf)either(is_nan(x), alli(NOT_A_NUMBER), (vi)y);
+}
+
 INLINE void put(const job *j, const grid *g, const code *c, state *z, how h, int64_t at, int64_t lanes, vf x,
                 vf s, vf by) {
-  const vf e = h.scaled ? h.inverse ? x * by : x / by : x;
-  const uint64_t index = (uint64_t)(j->first + at);
   if (h.sink == CODES) {
-    const vi nan = is_nan(h.scaled ? s : x);
-    vi k = h.kind == MIRRORED || h.kind == SATURATES ? saturated_code((vi)e, g, c, h.kind == MIRRORED)
-                                                     : code_of(project(e, g, h.kind, &z->random, index), g, c);
-    z->nans |= nan;
-    store_bytes(j->codes + at, either(nan, alli(c->nan), k), lanes);
+    vi k = code_at(j, g, c, z, h, at, x, by);
+    store_bytes(j->codes + at, h.scaled ? either(is_nan(s), alli(c->nan), k) : k, lanes);
     return;
   }
-  vf y = project(e, g, h.kind, &z->random, index);
-  if (h.scaled) y = y * s;
-  else if (h.kind != ANY) y = (vf)either(is_nan(x), alli(NOT_A_NUMBER), (vi)y);
+  const vf y = value_at(j, g, z, h, at, x, s, by);
   if (CAN_STREAM && j->streams && lanes >= LANES) stream(j->y + at, y);
   else store_part(j->y + at, y, lanes);
+}
+
+/* Two vectors, of a block whose scale is a number where there are codes. */
+INLINE void put_two(const job *j, const grid *g, const code *c, state *z, how h, int64_t at, vf s, vf by) {
+  const vf x = load(j->x + at), w = load(j->x + at + LANES);
+  if (h.sink == CODES) {
+    vi k = code_at(j, g, c, z, h, at, x, by);
+    store_two(j->codes + at, k, code_at(j, g, c, z, h, at + LANES, w, by));
+    return;
+  }
+  put(j, g, c, z, h, at, LANES, x, s, by);
+  put(j, g, c, z, h, at + LANES, LANES, w, s, by);
 }
 
 INLINE void span(const job *pj, state *pz, how h, int64_t at, int64_t n, vf s, vf by) {
@@ -47,10 +70,13 @@ INLINE void span(const job *pj, state *pz, how h, int64_t at, int64_t n, vf s, v
   const grid g = *j.onto;
   const code c = h.sink == CODES ? *j.code : (code){0};
   state z = *pz;
-  const float *x = j.x + at;
-  int64_t i = 0;
-  for (; i + LANES <= n; i += LANES) put(&j, &g, &c, &z, h, at + i, LANES, load(x + i), s, by);
-  if (i < n) put(&j, &g, &c, &z, h, at + i, n - i, load_part(x + i, n - i), s, by);
+  if (h.sink == CODES && h.scaled && is_nan(s)[0]) {
+    memset(j.codes + at, c.nan, (size_t)n);
+    return;
+  }
+  const int64_t end = at + n;
+  for (; at + 2 * LANES <= end; at += 2 * LANES) put_two(&j, &g, &c, &z, h, at, s, by);
+  for (; at < end; at += LANES) put(&j, &g, &c, &z, h, at, end - at, load_part(j.x + at, end - at), s, by);
   *pz = z;
 }
 
@@ -65,18 +91,19 @@ INLINE vi largest_of(const float *x, int64_t n) {
   return larger(a, b);
 }
 
+/* Of blocks. */
 INLINE how how_of(const job *j) {
-  return (how){kind_of(j->onto), j->codes ? CODES : VALUES, j->scale != 0, j->scale && j->scale->power_of_two};
+  return (how){kind_of(j->onto), j->codes ? CODES : VALUES, 1, j->scale->power_of_two};
 }
 
-/* `loop`, in which the kind of `a`, now called h, is a constant. */
-#define KIND(kind_, loop) { const how h = {kind_, a.sink, a.scaled, a.inverse}; loop; break; }
-#define WITH_KIND(loop)                         \
-  switch (a.kind) {                             \
-    case MIRRORED: KIND(MIRRORED, loop)         \
-    case SATURATES: KIND(SATURATES, loop)       \
-    case STOCHASTIC: KIND(STOCHASTIC, loop)     \
-    default: KIND(ANY, loop)                    \
+/* `loop`, in which the kind of `a`, now called h, is a constant, and for casts the sink. */
+#define KIND(kind_, sink_, loop) { const how h = {kind_, sink_, a.scaled, a.inverse}; loop; break; }
+#define WITH_KIND(sink_, loop)                      \
+  switch (a.kind) {                                 \
+    case MIRRORED: KIND(MIRRORED, sink_, loop)      \
+    case SATURATES: KIND(SATURATES, sink_, loop)    \
+    case STOCHASTIC: KIND(STOCHASTIC, sink_, loop)  \
+    default: KIND(ANY, sink_, loop)                 \
   }
 
 INLINE state begun(const job *j) {
@@ -89,16 +116,17 @@ INLINE int32_t ended(const job *j, const state *z) {
   return largest_lane(-z->nans);
 }
 
-/* A plain cast of n elements, or one block of them with these scales. */
+/* One block of n elements with these scales. */
 static void line(const job *j, state *z, int64_t at, int64_t n, const scales *s) {
   const how a = how_of(j);
-  if (s) WITH_KIND(span(j, z, h, at, n, s->whole, s->by))
-  else WITH_KIND(span(j, z, ((how){h.kind, a.sink, 0, 0}), at, n, all(1), all(1)))
+  WITH_KIND(a.sink, span(j, z, h, at, n, s->whole, s->by))
 }
 
 int32_t lp_cast(const job *j, int64_t n) {
+  const how a = {kind_of(j->onto)};
   state z = begun(j);
-  line(j, &z, 0, n, 0);
+  if (j->codes) WITH_KIND(CODES, span(j, &z, h, 0, n, all(1), all(1)))
+  else WITH_KIND(VALUES, span(j, &z, h, 0, n, all(1), all(1)))
   return ended(j, &z);
 }
 
@@ -151,10 +179,16 @@ INLINE void strip(const job *pj, state *pz, how h, int64_t at, int64_t block, in
   }
   for (int64_t i = 0; i < n; i++, at += v * LANES) {
     const vf whole = all(s[i]), divisor = all(by[i]);
-    for (int64_t l = 0; l < v; l++) {
-      if (l % 2 == 0) __builtin_prefetch(j.x + at + l * LANES + STRIP);
-      put(&j, &g, &c, &z, h, at + l * LANES, LANES, load(j.x + at + l * LANES), whole, divisor);
+    int64_t l = 0;
+    if (h.sink == CODES && s[i] != s[i]) {
+      memset(j.codes + at, c.nan, (size_t)(v * LANES));
+      continue;
     }
+    for (; l + 2 <= v; l += 2) {
+      __builtin_prefetch(j.x + at + l * LANES + STRIP);
+      put_two(&j, &g, &c, &z, h, at + l * LANES, whole, divisor);
+    }
+    if (l < v) put(&j, &g, &c, &z, h, at + l * LANES, LANES, load(j.x + at + l * LANES), whole, divisor);
   }
   *pz = z;
 }

@@ -24,10 +24,19 @@ INLINE vi code_of(vf e, const grid *g, const code *c) {
 }
 
 /* Of what `saturated` gives: the significand, in units of its last place, appears in the sum. */
-INLINE vi saturated_code(vi x, const grid *g, const code *c, int mirrored) {
-  vi m = clamped(x, g, mirrored), exponent = binade(m, g), power = exponent + (g->shift << 23);
+INLINE vi saturated_code(vi x, const grid *g, const code *c) {
+  vi m = clamped(x, g, 0), exponent = binade(m, g), power = exponent + (g->shift << 23);
   vi k = (vi)((vf)m + (vf)power) - power + ((exponent - g->fixed) >> g->shift);
-  return with_sign(k, x, c, mirrored);
+  return with_sign(k, x, c, 0);
+}
+
+/* The same where signs are alike: exponent and sign, which are even numbers of units, are in the
+ * addend, and the code is what the sum ends with. */
+INLINE vi mirrored_code(vi x, const grid *g, const code *c) {
+  vi m = clamped(x, g, 1), exponent = binade(m, g);
+  const int32_t plus = (g->shift << 23) - (g->fixed >> g->shift);
+  vi addend = exponent + (exponent >> g->shift) + by_sign(x, alli(plus + c->sign), alli(plus));
+  return (vi)((vf)m + (vf)addend) & c->mask;
 }
 
 /* Values of n codes, each times its own S or all times the first; the bits that occur in codes. */

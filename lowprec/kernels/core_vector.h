@@ -31,22 +31,16 @@ INLINE void store_part(float *p, vf v, int64_t n) {
   for (int64_t i = 0; i < n; i++) p[i] = v[i];
 }
 
-/* `mask` is all ones or all zeros in every lane. */
-INLINE vi either(vi mask, vi yes, vi no) {
-#if defined(__AVX2__)
-  return (vi)_mm256_blendv_epi8((__m256i)no, (__m256i)yes, (__m256i)mask);
-#else
-  return (yes & mask) | (no & ~mask);
-#endif
-}
 /* minus where x has the sign bit, else plus. */
 INLINE vi by_sign(vi x, vi minus, vi plus) {
 #if defined(__AVX__)
   return (vi)_mm256_blendv_ps((__m256)plus, (__m256)minus, (__m256)x);
 #else
-  return either(x >> 31, minus, plus);
+  return (minus & (x >> 31)) | (plus & ~(x >> 31));
 #endif
 }
+/* `mask` is all ones or all zeros in every lane. */
+INLINE vi either(vi mask, vi yes, vi no) { return by_sign(mask, yes, no); }
 INLINE vi larger(vi a, vi b) {
 #if defined(__AVX2__)
   return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b);
@@ -125,4 +119,15 @@ INLINE void store_bytes(uint8_t *p, vi v, int64_t n) {
   }
 #endif
   for (int64_t i = 0; i < n && i < LANES; i++) p[i] = (uint8_t)v[i];
+}
+
+/* Of two vectors. */
+INLINE void store_two(uint8_t *p, vi v, vi w) {
+#if defined(__AVX2__)
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32((__m256i)v, (__m256i)w), 0xd8);
+  _mm_storeu_si128((__m128i *)p, _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+#else
+  store_bytes(p, v, LANES);
+  store_bytes(p + LANES, w, LANES);
+#endif
 }
