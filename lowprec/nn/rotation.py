@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -37,24 +35,9 @@ def rotate(x: Tensor, signs: Tensor, axis: int = -1) -> Tensor:
     return hadamard(blocks).flatten(-2).movedim(-1, axis)
 
 
+@torch.library.custom_op("lowprec::hadamard", mutates_args=())
 def hadamard(x: Tensor) -> Tensor:
     """x H along the last dimension, a power of two."""
-    return _Hadamard.apply(x)
-
-
-class _Hadamard(torch.autograd.Function):
-    """H is symmetric, so that the gradient is transformed as the input was."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
-        return _transformed(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # noqa: ARG004
-        return hadamard(gradient)
-
-
-def _transformed(x: Tensor) -> Tensor:
     size, step = x.shape[-1], 1
     # The numbers of a block one below the other: each step then adds and subtracts long rows.
     source = x.reshape(-1, size).T.clone(memory_format=torch.contiguous_format)
@@ -65,4 +48,13 @@ def _transformed(x: Tensor) -> Tensor:
         torch.add(a, b, out=sums)
         torch.sub(a, b, out=differences)
         source, target, step = target, source, 2 * step
-    return source.mul_(size**-0.5).T.reshape(x.shape)
+    return source.mul_(size**-0.5).T.reshape(x.shape).contiguous()
+
+
+@hadamard.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+# H is symmetric, so that the gradient is transformed as the input was.
+hadamard.register_autograd(lambda _, gradient: hadamard(gradient))
