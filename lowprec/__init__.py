@@ -34,6 +34,7 @@ _HOME = {
     "list_machines": ("lowprec.perf", "list_machines"),
     "load_checkpoint": ("lowprec.checkpoints", "load_checkpoint"),
     "machine": ("lowprec.perf", "machine"),
+    "matmul": ("lowprec.kernels", "matmul"),
     "pack": ("lowprec.kernels", "pack"),
     "quantize": ("lowprec.kernels", "quantize"),
     "quantize_packed": ("lowprec.kernels", "quantize_packed"),

@@ -3,6 +3,7 @@
 from lowprec.kernels.api import cast, decode, encode, fake_quantize, quantize, quantize_packed
 from lowprec.kernels.core import Backend, backend
 from lowprec.kernels.dot import dot
+from lowprec.kernels.matmul import matmul
 from lowprec.kernels.packing import Packed, pack, pack_bits, unpack, unpack_bits
 from lowprec.kernels.qtensor import QTensor, dequantize
 
@@ -17,6 +18,7 @@ __all__ = [
     "dot",
     "encode",
     "fake_quantize",
+    "matmul",
     "pack",
     "pack_bits",
     "quantize",

@@ -10,6 +10,7 @@
 #include "core_scale.h"
 #include "core_codes.h"
 #include "core_blocks.h"
+#include "core_matmul.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>

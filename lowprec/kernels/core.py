@@ -106,6 +106,7 @@ _FUNCTIONS = {
     "lp_pack": ([c_void_p, c_void_p, c_int64, c_int32], c_int32),
     "lp_unpack": ([c_void_p, c_void_p, c_int64, c_int32], None),
     "lp_huge": ([c_void_p, c_int64], None),
+    "lp_matmul": ([c_void_p, *[c_int64] * 4], c_int32),
 }
 
 
@@ -170,6 +171,7 @@ def compiled(march: str = "native") -> Path:
             "-o",
             str(fresh),
             source,
+            "-lm",
         ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode:
