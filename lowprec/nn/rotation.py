@@ -14,7 +14,7 @@ def signs(size: int, seed: int) -> Tensor:
     return 1.0 - 2.0 * bits(seed, torch.Size([size]), 1, torch.device("cpu"))
 
 
-def rotate(x: Tensor, signs: Tensor, axis: int = -1) -> Tensor:
+def rotate(x: Tensor, signs: Tensor, axis: int = -1, where: str = "") -> Tensor:
     """x D H for every block of ``len(signs)`` along `axis`, in the dtype of `x` (float32 or
     float64).
 
@@ -22,13 +22,14 @@ def rotate(x: Tensor, signs: Tensor, axis: int = -1) -> Tensor:
     log2(size) steps numbers at a distance of 1, 2, 4 ... become their sum and their difference;
     the last result is multiplied by 1 / sqrt(size): the same bits on every device. NaN and Inf
     spread over their block. Differentiable.
-    LowprecError: `axis` is not made of whole blocks.
+    LowprecError, which begins with `where`: `axis` is not made of whole blocks.
     """
     size, length = len(signs), x.shape[axis]
     if length % size:
         fits = length & -length
         raise LowprecError(
-            f"a rotation of {size} does not divide K = {length}; the largest that does is {fits}"
+            f"{where or 'rotation'}: a rotation of {size} does not divide the {length} channels; "
+            f"the largest that does is {fits}"
         )
     last = x.movedim(axis, -1)
     blocks = last.unflatten(-1, (-1, size)) * signs.to(x)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from lowprec.spec.approximation import Approximation, Estimate
 from lowprec.spec.base import Spec
 from lowprec.spec.datapath import Datapath
 from lowprec.spec.quantizer import Quantizer
@@ -31,6 +32,7 @@ OPERANDS: dict[str, tuple[str, ...]] = {
     "elementwise": ("input", "output"),
     "add": ("input", "output"),
 }
+APPROXIMATED = ("attention", "norm", "softmax", "elementwise")
 QUANTIZED = tuple(dict.fromkeys(name for names in OPERANDS.values() for name in names))
 # A rule that names no operation speaks of these, where it names an operand that they alone have.
 _IMPLIED: dict[str, tuple[str, ...]] = {
@@ -112,6 +114,8 @@ class Transform(Spec):
             raise ValueError(f"rotation={self.rotation}: expected a power of two")
         if self.outlier is not None and self.outliers is None:
             raise ValueError("outlier quantizes the channels that outliers counts; give it too")
+        if self.outlier is not None and self.outlier.rule == "static":
+            raise ValueError("outlier has no calibrated scales; expected another rule")
         return self
 
     @property
@@ -147,7 +151,8 @@ class Rule(Spec):
     An operand left out stays in the model's own dtype. keep=True keeps all, on purpose: the
     coverage then says "kept by rule" and not "no rule".
     datapath: the arithmetic of the forward matmuls. kv_block: attention sums over that many keys
-    at a time, as FlashAttention does. seed: of stochastic rounding.
+    at a time, as FlashAttention does. approximation: how the vector unit estimates 2^x, 1/x and
+    1/sqrt(x) in a norm, softmax, elementwise operation or attention. seed: of stochastic rounding.
     """
 
     match: Annotated[str, Field(min_length=1, max_length=200)]
@@ -173,12 +178,14 @@ class Rule(Spec):
     input_gradient: InputGradient | None = None
     weight_gradient: WeightGradient | None = None
     kv_block: Block | None = None
+    approximation: Approximation | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
 
     @model_validator(mode="after")
     def _says_something(self) -> Rule:
         named = [name for name, _ in self.quantizers()]
-        if self.keep == bool(named or self.datapath or self.input_gradient or self.weight_gradient):
+        tables = (self.input_gradient, self.weight_gradient, self.approximation)
+        if self.keep == bool(named or self.datapath or any(tables)):
             raise ValueError(
                 f"rule {self.match!r} needs weight, activation or another operand, or else "
                 "keep = true, not both"
@@ -198,6 +205,10 @@ class Rule(Spec):
             self._check_transform(self.transform)
         if self.delayed is not None:
             self._check_delayed()
+        if self.approximation is not None and self.operation not in APPROXIMATED:
+            raise ValueError(
+                f"rule {self.match!r}: approximation: expected operation " + ", ".join(APPROXIMATED)
+            )
         return self
 
     def _check_delayed(self) -> None:
@@ -217,6 +228,16 @@ class Rule(Spec):
     def _check_transform(self, transform: Transform) -> None:
         if self.keep or not self.speaks_of("linear"):
             raise ValueError(f"rule {self.match!r}: transform is for linear, not kept")
+        if self.input_gradient or self.weight_gradient:
+            raise ValueError(
+                f"rule {self.match!r}: transform says nothing of input_gradient and "
+                "weight_gradient; expected one or the other"
+            )
+        if self.delayed or self.input_gradient or self.weight_gradient:
+            raise ValueError(
+                f"rule {self.match!r}: transform is for inference: not with delayed, "
+                "input_gradient or weight_gradient"
+            )
         if transform.gptq and (self.weight is None or self.weight.projection.bits is not None):
             raise ValueError(f"rule {self.match!r}: gptq needs weight, its rounding not stochastic")
 
@@ -297,7 +318,7 @@ def _spell(spec: Spec, without: set[str]) -> Iterator[str]:
             continue
         if value is True:
             yield name
-        elif isinstance(value, Quantizer):
+        elif isinstance(value, Quantizer | Estimate):
             yield f"{name}={value.spell()}"
         elif isinstance(value, Datapath):
             yield f"{name}={value.name}"
