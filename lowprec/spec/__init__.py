@@ -1,5 +1,6 @@
 """What things are: frozen, validated, without torch or numpy."""
 
+from lowprec.spec.approximation import Approximation, Estimate, load_estimate
 from lowprec.spec.base import Spec, digest
 from lowprec.spec.block import BlockFormat, Level, Outlier
 from lowprec.spec.catalogue import list_formats, load_facts, load_format
@@ -36,6 +37,7 @@ from lowprec.spec.workload import Attention, Embedding, Matmul, Op, Vector, Work
 __all__ = [
     "OPERANDS",
     "Aligned",
+    "Approximation",
     "Attention",
     "BlockFormat",
     "CodebookFormat",
@@ -43,6 +45,7 @@ __all__ = [
     "DatapathFacts",
     "Delayed",
     "Embedding",
+    "Estimate",
     "Facts",
     "FloatFormat",
     "Format",
@@ -74,6 +77,7 @@ __all__ = [
     "list_formats",
     "load_datapath",
     "load_datapath_facts",
+    "load_estimate",
     "load_facts",
     "load_format",
     "load_quantizer",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lowprec.errors import LowprecError, unknown
+from lowprec.spec.approximation import FUNCTIONS, Approximation, load_estimate
 from lowprec.spec.base import Spec
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.catalogue import load_format
@@ -32,6 +33,7 @@ _TABLES: dict[str, type[Spec]] = {
     "delayed": Delayed,
     "input_gradient": InputGradient,
     "weight_gradient": WeightGradient,
+    "approximation": Approximation,
 }
 _SWITCHES = ("keep", "gptq", "requantize", *_TABLES)
 
@@ -171,6 +173,8 @@ def _table(cls: type[Spec], table: Mapping[str, Any], where: str) -> Spec:
             found[key] = load_quantizer(value, place)
         elif isinstance(value, str) and key == "datapath":
             found[key] = load_datapath(value, place)
+        elif isinstance(value, str) and key in FUNCTIONS:
+            found[key] = load_estimate(value, place)
         else:
             found[key] = value
     return build(cls, found, where)
