@@ -10,14 +10,18 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import fake_quantize
+from lowprec.nn.delayed import History
+from lowprec.nn.scales import given
+from lowprec.nn.transforms import SiteTransform
 from lowprec.nn.weights import Weights
-from lowprec.spec import BlockFormat, Format, Quantizer, Rule
+from lowprec.spec import Quantizer, Rule
 
 
 class Site:
     """Quantizes the operands of one operation of the module at `path`, as `rule` says.
 
-    scales: calibrated or delayed scales, by operand, of the quantizers whose rule is static.
+    scales: calibrated scales, by operand, of the quantizers whose rule is static; histories: where
+    the rule has delayed scales, those. draws: how often random bits were drawn.
     statistics: what a calibration pass measures here, while one runs. Copies of a site share no
     state that belongs to parameters.
     """
@@ -27,7 +31,9 @@ class Site:
         self.scales: dict[str, Tensor] = {}
         self.statistics: Any = None
         self.weights = Weights()
-        self._draws = 0
+        self.transform = SiteTransform(rule.transform, path) if rule.transform else None
+        self.histories: dict[str, History] = {}
+        self.draws = 0
 
     def operand(self, name: str, x: Tensor, axis: int = -1) -> Tensor:
         """`x` as the rule quantizes that operand, blocks along `axis`; straight-through."""
@@ -37,22 +43,51 @@ class Site:
         return x if quantizer is None else self.quantize(name, quantizer, x, axis)
 
     def quantize(self, name: str, quantizer: Quantizer, x: Tensor, axis: int = -1) -> Tensor:
-        """`x` under any quantizer, with this site's scale and random bits for `name`."""
+        """`x` under any quantizer, with this site's scale and random bits for `name`;
+        `x` itself while a calibration pass runs."""
+        if self.statistics is not None:
+            return x
+        seed = self.seed_for(name, quantizer)
+        return self.quantize_with(seed, name, quantizer, x, axis, torch.is_grad_enabled())
+
+    def quantize_with(
+        self,
+        seed: int | None,
+        name: str,
+        quantizer: Quantizer,
+        x: Tensor,
+        axis: int,
+        training: bool,
+    ) -> Tensor:
+        """`quantize` with a seed drawn before; `training`: a delayed scale's history grows."""
         scale = None
         if quantizer.rule == "static":
-            scale = self.scales.get(name)
-            if scale is None:
-                if self.statistics is not None:
-                    return x  # a calibration pass runs unquantized where scales are missing
-                raise LowprecError(
-                    f"{self.path or 'the model'}: {name}={quantizer.spell()} has no scale yet; "
-                    "run lowprec.calibrate(model, batches) first"
-                )
-        random = self._random(name, quantizer)
+            scale = self._scale(name, quantizer, x, axis, training)
         try:
-            return fake_quantize(x, quantizer, axis=axis, random=random, scale=scale)
+            return fake_quantize(x, quantizer, axis=axis, random=seed, scale=scale)
         except LowprecError as error:
             raise LowprecError(f"{self.path or 'the model'}: {name}: {error}") from None
+
+    def _scale(
+        self, name: str, quantizer: Quantizer, x: Tensor, axis: int, training: bool
+    ) -> Tensor:
+        """The scale of a static quantizer, of the shape that `x` asks for."""
+        delayed = self.rule.delayed
+        if delayed is not None:
+            if name not in self.histories:
+                self.histories[name] = History(delayed, x.device)
+            return self.histories[name].scale_for(x, quantizer, training)
+        kept = self.calibrated(name, quantizer)
+        return given(kept.to(x.device), quantizer, tuple(x.shape), axis)
+
+    def calibrated(self, name: str, quantizer: Quantizer) -> Tensor:
+        """The kept scale of a static quantizer; LowprecError before calibration."""
+        if name not in self.scales:
+            raise LowprecError(
+                f"{self.path or 'the model'}: {name}={quantizer.spell()} has no scale yet; "
+                "run lowprec.calibrate(model, batches) first"
+            )
+        return self.scales[name]
 
     def weight(self, weight: Tensor, axis: int) -> Tensor:
         """The quantized weight, blocks along `axis`: kept as code points between calls while no
@@ -60,30 +95,28 @@ class Site:
         if self.statistics is not None:
             self.statistics.see("weight", weight, axis)
         quantizer = self.rule.weight
-        if quantizer is None:
+        if quantizer is None or self.statistics is not None:
             return weight
-        if weight.dim() > 2 and spans_tensor(quantizer.format):
+        if weight.dim() > 2 and quantizer.is_per_tensor:
             # Every expert's matrix has its own scale.
-            return torch.stack([self._quantized(w, quantizer, axis) for w in weight])
-        return self._quantized(weight, quantizer, axis)
+            parts = [
+                self._quantized(f"weight.{i}", w, quantizer, axis) for i, w in enumerate(weight)
+            ]
+            return torch.stack(parts)
+        return self._quantized("weight", weight, quantizer, axis)
 
-    def _quantized(self, weight: Tensor, quantizer: Quantizer, axis: int) -> Tensor:
+    def _quantized(self, name: str, weight: Tensor, quantizer: Quantizer, axis: int) -> Tensor:
         training = torch.is_grad_enabled() and weight.requires_grad
-        if training or quantizer.projection.bits is not None or torch.compiler.is_compiling():
-            return self.quantize("weight", quantizer, weight, axis)
+        delayed = quantizer.rule == "static" and self.rule.delayed is not None
+        changing = training or delayed or quantizer.projection.bits is not None
+        if changing or torch.compiler.is_compiling():
+            return self.quantize(name, quantizer, weight, axis)
         return self.weights.get(weight, quantizer, axis, self.scales.get("weight"))
 
-    def _random(self, name: str, quantizer: Quantizer) -> int | None:
+    def seed_for(self, name: str, quantizer: Quantizer) -> int | None:
         """A new seed at every call; the same ones in every run."""
         if quantizer.projection.bits is None:
             return None
-        self._draws += 1
-        text = f"{self.rule.seed} {self.path} {self.operation} {name} {self._draws}"
+        self.draws += 1
+        text = f"{self.rule.seed} {self.path} {self.operation} {name} {self.draws}"
         return zlib.crc32(text.encode())
-
-
-def spans_tensor(fmt: Format) -> bool:
-    """Whether one of the format's scales is the whole tensor's."""
-    if not isinstance(fmt, BlockFormat):
-        return False
-    return fmt.block == "tensor" or (fmt.outer is not None and fmt.outer.block == "tensor")
