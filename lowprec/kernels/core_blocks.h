@@ -16,7 +16,7 @@ typedef struct {
 } job;
 
 /* How elements are computed: constants in the loops that matter most. */
-enum { VALUES, CODES };
+enum { VALUES, STREAMED, CODES };
 typedef struct { int kind, sink, scaled, inverse; } how;
 
 /* What changes on the way: the keys of random bits, and where codes stand for NaN. */
@@ -26,6 +26,7 @@ typedef struct { counter random; vi nans; } state;
 INLINE vi code_at(const job *j, const grid *g, const code *c, state *z, how h, int64_t at, vf x, vf by) {
   const vf e = h.scaled ? h.inverse ? x * by : x / by : x;
   vi k = h.kind == MIRRORED    ? mirrored_code((vi)e, g, c)
+         : h.kind == UNIFORM   ? uniform_code(e, g, c)
          : h.kind == SATURATES ? saturated_code((vi)e, g, c)
                                : code_of(project(e, g, h.kind, &z->random, (uint64_t)(j->first + at)), g, c);
   if (h.scaled) return k;
@@ -49,7 +50,7 @@ INLINE void put(const job *j, const grid *g, const code *c, state *z, how h, int
     return;
   }
   const vf y = value_at(j, g, z, h, at, x, s, by);
-  if (CAN_STREAM && j->streams && lanes >= LANES) stream(j->y + at, y);
+  if (h.sink == STREAMED && lanes >= LANES) stream(j->y + at, y);
   else store_part(j->y + at, y, lanes);
 }
 
@@ -91,16 +92,17 @@ INLINE vi largest_of(const float *x, int64_t n) {
   return larger(a, b);
 }
 
+INLINE int sink_of(const job *j) { return j->codes ? CODES : j->streams ? STREAMED : VALUES; }
+
 /* Of blocks. */
-INLINE how how_of(const job *j) {
-  return (how){kind_of(j->onto), j->codes ? CODES : VALUES, 1, j->scale->power_of_two};
-}
+INLINE how how_of(const job *j) { return (how){kind_of(j->onto), sink_of(j), 1, j->scale->power_of_two}; }
 
 /* `loop`, in which the kind of `a`, now called h, is a constant, and for casts the sink. */
 #define KIND(kind_, sink_, loop) { const how h = {kind_, sink_, a.scaled, a.inverse}; loop; break; }
 #define WITH_KIND(sink_, loop)                      \
   switch (a.kind) {                                 \
     case MIRRORED: KIND(MIRRORED, sink_, loop)      \
+    case UNIFORM: KIND(UNIFORM, sink_, loop)        \
     case SATURATES: KIND(SATURATES, sink_, loop)    \
     case STOCHASTIC: KIND(STOCHASTIC, sink_, loop)  \
     default: KIND(ANY, sink_, loop)                 \
@@ -126,6 +128,7 @@ int32_t lp_cast(const job *j, int64_t n) {
   const how a = {kind_of(j->onto)};
   state z = begun(j);
   if (j->codes) WITH_KIND(CODES, span(j, &z, h, 0, n, all(1), all(1)))
+  else if (j->streams) WITH_KIND(STREAMED, span(j, &z, h, 0, n, all(1), all(1)))
   else WITH_KIND(VALUES, span(j, &z, h, 0, n, all(1), all(1)))
   return ended(j, &z);
 }
@@ -195,16 +198,18 @@ INLINE void strip(const job *pj, state *pz, how h, int64_t at, int64_t block, in
 
 /* `loop` of blocks with h constant where that matters most: of the usual kinds. */
 #define HOW(kind_, sink_, inverse_, loop) { const how h = {kind_, sink_, 1, inverse_}; loop; }
+#define OF_SINK(kind_, sink_, loop)                                        \
+  { if (a.inverse) HOW(kind_, sink_, 1, loop) else HOW(kind_, sink_, 0, loop) }
 #define USUAL(kind_, loop)                                                 \
-  if (a.sink == CODES && a.inverse) HOW(kind_, CODES, 1, loop)             \
-  else if (a.sink == CODES) HOW(kind_, CODES, 0, loop)                     \
-  else if (a.inverse) HOW(kind_, VALUES, 1, loop)                          \
-  else HOW(kind_, VALUES, 0, loop)
+  if (a.sink == CODES) OF_SINK(kind_, CODES, loop)                         \
+  else if (a.sink == STREAMED) OF_SINK(kind_, STREAMED, loop)              \
+  else OF_SINK(kind_, VALUES, loop)
 #define WITH_HOW(loop)                                                     \
   if (a.kind == MIRRORED) { USUAL(MIRRORED, loop) }                        \
-  else if (a.kind == SATURATES) { USUAL(SATURATES, loop) }                 \
-  else if (a.kind == STOCHASTIC && a.sink == VALUES && a.inverse)          \
-    HOW(STOCHASTIC, VALUES, 1, loop)                                       \
+  else if (a.kind == UNIFORM) { USUAL(UNIFORM, loop) }                     \
+  else if (a.kind == SATURATES) HOW(SATURATES, a.sink, a.inverse, loop)    \
+  else if (a.kind == STOCHASTIC && a.sink != CODES && a.inverse)           \
+    HOW(STOCHASTIC, a.sink, 1, loop)                                       \
   else if (a.kind == STOCHASTIC) HOW(STOCHASTIC, a.sink, a.inverse, loop)  \
   else HOW(ANY, a.sink, a.inverse, loop)
 

@@ -39,6 +39,9 @@ INLINE vi mirrored_code(vi x, const grid *g, const code *c) {
   return (vi)((vf)m + (vf)addend) & c->mask;
 }
 
+/* Of UNIFORM: the sum ends with two's complement. */
+INLINE vi uniform_code(vf x, const grid *g, const code *c) { return (vi)uniform_sum(x, g) & c->mask; }
+
 /* Values of n codes, each times its own S or all times the first; the bits that occur in codes. */
 INLINE uint64_t decode(const uint8_t *codes, float *y, int64_t n, const float *table, const float *s, int own,
                        int streams, int small) {

@@ -58,11 +58,16 @@ INLINE vu words(counter *c, uint64_t at) {
   return h ^ h >> 14;
 }
 
-/* The usual: saturating, to nearest even or by random bits; the fastest where signs are alike. */
-enum { ANY, SATURATES, MIRRORED, STOCHASTIC };
+/* The usual: saturating, to nearest even or by random bits; faster where signs are alike, or all is
+ * multiples of the quantum and there is no -0. */
+enum { ANY, SATURATES, MIRRORED, UNIFORM, STOCHASTIC };
 
 INLINE int kind_of(const grid *g) {
-  return !g->saturates ? ANY : g->random ? STOCHASTIC : g->mirrored ? MIRRORED : SATURATES;
+  if (!g->saturates) return ANY;
+  if (g->random) return STOCHASTIC;
+  if (g->mirrored) return MIRRORED;
+  const int32_t most = g->fixed - (1 << 23); /* half of `fixed` */
+  return g->shift == 0 && g->bound[0] < most && g->bound[1] < most ? UNIFORM : SATURATES;
 }
 
 /* To nearest even: a magnitude below `fixed` by the addition of a power of two whose unit in the
@@ -105,8 +110,14 @@ INLINE vi clamped(vi x, const grid *g, int mirrored) {
 /* The exponent, as a power of two, of a magnitude; no less than that of `fixed`. */
 INLINE vi binade(vi m, const grid *g) { return larger(m & INFINITE, alli(g->fixed)); }
 
+/* Of UNIFORM: where x, within the bounds, ends, in units of the quantum, after 3 * 2^22 of them. */
+INLINE vf uniform_sum(vf x, const grid *g) {
+  return between(x, (vf)alli(g->bound[1] | SIGN), (vf)alli(g->bound[0])) + 1.5f * g->magic;
+}
+
 /* Where g->saturates, NaN becomes a bound, and the power of two to add follows from the exponent. */
 INLINE vf saturated(vi x, const grid *g, int kind, counter *n, uint64_t at) {
+  if (kind == UNIFORM) return uniform_sum((vf)x, g) - 1.5f * g->magic;
   vi m = clamped(x, g, kind == MIRRORED), r;
   if (kind == STOCHASTIC) {
     r = stochastic(m, g, words(n, at));

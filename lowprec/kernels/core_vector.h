@@ -56,6 +56,16 @@ INLINE vi smaller(vi a, vi b) {
 #endif
 }
 
+/* x, or low or high where it lies beyond; low for NaN. */
+INLINE vf between(vf x, vf low, vf high) {
+#if defined(__AVX__)
+  return (vf)_mm256_min_ps(_mm256_max_ps((__m256)x, (__m256)low), (__m256)high);
+#else
+  x = (vf)either(x > low, (vi)x, (vi)low);
+  return (vf)either(x < high, (vi)x, (vi)high);
+#endif
+}
+
 /* Past the caches, to an address that is a multiple of the vector's size; `streamed` orders it. */
 #if defined(__AVX__)
 enum { CAN_STREAM = 1 };
