@@ -81,7 +81,7 @@ def _quantized(each: GgufTensor, process: Process, path: Path) -> Quantized:
         raise LowprecError(
             f"{path}: {each.name}: type {name}; expected F32, F16, BF16, {', '.join(FORMATS)}"
         )
-    order = _order(shape, process, each.name)
+    order = row_order(shape, process, each.name)
     if order is None:
         raise LowprecError(
             f"{path}: {each.name}: of type {name} and shape {shape}; transformers takes apart more "
@@ -96,7 +96,7 @@ def _read(data: np.ndarray, order: np.ndarray, name: str, shape: tuple[int, int]
     return layouts.from_gguf(torch.from_numpy(data[order]), name, shape)
 
 
-def _order(shape: tuple[int, ...], process: Process, name: str) -> np.ndarray | None:
+def row_order(shape: tuple[int, ...], process: Process, name: str) -> np.ndarray | None:
     """Which row of the file each row of the parameter is; None where it is not made of rows."""
     if len(shape) != 2:
         return None

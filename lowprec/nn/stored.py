@@ -291,7 +291,8 @@ def _become(module: Any, cls: type[nn.Module], codes: Codes) -> Any:
 
 
 def _lengths(packed: Packed) -> dict[str, tuple[int, int]]:
-    """Of each stream: the rows of the matrix that share one of its rows, and the bits of that."""
+    """Of each stream: how many rows of the matrix share one of its rows (0: all do), and the bits
+    of that."""
     fmt, shape = packed.quantizer.format, packed.shape
     if not isinstance(fmt, BlockFormat):
         return {"elements": (1, shape[1] * fmt.bits)}
@@ -304,45 +305,38 @@ def _lengths(packed: Packed) -> dict[str, tuple[int, int]]:
         parts["outer_scale"] = (outer.block, outer.scale.bits)
         if offset:
             parts["outer_offset"] = (outer.block, outer.scale.bits)
-    found = {}
-    for name, (block, bits) in parts.items():
-        rows = shape[0] if block == "tensor" else fmt.block_sizes(shape, -1, block)[0]
-        found[name] = rows, fmt.scale_shape(shape, -1, block)[1] * bits
-    return found
+    return {
+        name: (
+            0 if block == "tensor" else fmt.block_sizes(shape, -1, block)[0],
+            fmt.scale_shape(shape, -1, block)[1] * bits,
+        )
+        for name, (block, bits) in parts.items()
+    }
 
 
 def _is_sliceable(packed: Packed, rows: int) -> bool:
-    """Whether every `rows` rows are whole bytes of every stream, or share it all."""
-    n = packed.shape[0]
-    return all(
-        each >= n or (rows % each == 0 and rows // each * bits % 8 == 0)
-        for each, bits in _lengths(packed).values()
-    )
+    """Whether every `rows` rows are whole bytes of every stream."""
+    each = ((n, bits) for n, bits in _lengths(packed).values() if n)
+    return all(rows % n == 0 and rows // n * bits % 8 == 0 for n, bits in each)
 
 
 def _tiles(packed: Packed) -> list[slice]:
     n, k = packed.shape
-    step = math.lcm(8, *(each for each, _ in _lengths(packed).values() if each < n))
+    # Eight rows of any stream are whole bytes.
+    step = 8 * math.lcm(*(each for each, _ in _lengths(packed).values() if each))
     rows = max(step, TILE // max(k, 1) // step * step)
-    if rows >= n or not _is_sliceable(packed, rows):
-        return [slice(0, n)]
     return [slice(first, min(first + rows, n)) for first in range(0, n, rows)]
 
 
 def _select(packed: Packed, rows: slice | Tensor) -> Packed:
-    """Some rows: a slice that begins with a block of rows, or an index of single ones."""
-    n = packed.shape[0]
-    if rows == slice(0, n):
-        return packed
+    """Some rows: a slice that begins with whole bytes of every stream, or an index of such."""
 
     def part(name: str, stream: Tensor | None) -> Tensor | None:
-        if stream is None:
-            return None
-        each, bits = lengths[name]
-        if each >= n:
+        if stream is None or not lengths[name][0]:
             return stream
+        each, bits = lengths[name]
         if isinstance(rows, Tensor):
-            return stream.view(n, bits // 8)[rows].reshape(-1)
+            return stream.view(-1, bits // 8)[rows].reshape(-1)
         first, last = rows.start // each, -(-rows.stop // each)
         return stream[first * bits // 8 : -(-last * bits // 8)]
 

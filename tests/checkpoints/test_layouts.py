@@ -18,7 +18,7 @@ E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3,
 
 
 def fp4_bytes(*shape: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Random bytes (..., K / 2), and the E2M1 values (..., K) of their nibbles, the low one first."""
+    """Random bytes (..., K / 2), and the E2M1 values (..., K) of their nibbles, low ones first."""
     generator = torch.Generator().manual_seed(seed)
     data = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
     return data, E2M1[torch.stack([data & 15, data >> 4], -1).long()].flatten(-2)
@@ -116,9 +116,9 @@ def test_gpt_oss(tmp_path: Path) -> None:
     assert codes == expanded * 17 // 128  # 4.25 bits against 32
 
 
-def deepseek(folder: Path, **settings: object) -> tuple[Path, dict[str, Tensor]]:
+def deepseek(folder: Path, rope: int = 32, **settings: object) -> tuple[Path, dict[str, Tensor]]:
     """A DeepSeek-V3 in tiles of 32 x 32, and the values of its weights."""
-    model = tiny.deepseek_v3()
+    model = tiny.deepseek_v3(rope)
     tensors, values = tiny.checkpoint(model), {}
     for i, (name, tensor) in enumerate(sorted(tensors.items())):
         if tensor.dim() != 2 or "_proj" not in name:
@@ -135,8 +135,10 @@ def deepseek(folder: Path, **settings: object) -> tuple[Path, dict[str, Tensor]]
     return tiny.write(folder, model, tensors, quantization_config=quantization), values
 
 
-def test_deepseek(tmp_path: Path) -> None:
-    folder, values = deepseek(tmp_path / "m")
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+@pytest.mark.parametrize("rope", [32, 16])
+def test_deepseek(tmp_path: Path, rope: int) -> None:
+    folder, values = deepseek(tmp_path / "m", rope)
     with pytest.warns(UserWarning, match="inputs of the experts are not quantized"):
         ours = lp.load_checkpoint(folder)
     found = tiny.stored(ours)
@@ -155,6 +157,8 @@ def test_deepseek(tmp_path: Path) -> None:
     scale = group.abs().amax(-1, keepdim=True) / 448
     expected = ((group / scale).to(torch.float8_e4m3fn).float() * scale).reshape(3, 256)
     assert torch.equal(linear.quantized_input(x), expected)
+    if rope == 16:
+        return  # kv_a_proj_with_mqa ends within a tile, which transformers 5.24 expands wrongly
     # Without quantized inputs it is transformers' expanded model.
     for module in ours.modules():
         if isinstance(module, StoredLinear):

@@ -25,7 +25,7 @@ SIZES = {
     "vocab_size": 96,
     "hidden_size": 128,
     "intermediate_size": 256,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
@@ -50,10 +50,10 @@ def gpt_oss() -> PreTrainedModel:
     return _build(GptOssConfig(**sizes, head_dim=16, num_local_experts=4, num_experts_per_tok=2))
 
 
-def deepseek_v3() -> PreTrainedModel:
+def deepseek_v3(rope: int = 32) -> PreTrainedModel:
     return _build(
         DeepseekV3Config(
-            **SIZES | {"num_key_value_heads": 4},
+            **SIZES | {"num_key_value_heads": 4, "num_hidden_layers": 2},
             moe_intermediate_size=64,
             n_routed_experts=4,
             num_experts_per_tok=2,
@@ -62,7 +62,7 @@ def deepseek_v3() -> PreTrainedModel:
             first_k_dense_replace=1,
             q_lora_rank=32,
             kv_lora_rank=32,
-            qk_rope_head_dim=16,
+            qk_rope_head_dim=rope,
             qk_nope_head_dim=16,
             v_head_dim=32,
         )
