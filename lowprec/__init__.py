@@ -14,10 +14,12 @@ __version__ = "0.1.0"
 # Each public name: its module, and its name there.
 _HOME = {
     "Backend": ("lowprec.kernels", "Backend"),
+    "Calibration": ("lowprec.nn", "Calibration"),
     "LowprecError": ("lowprec.errors", "LowprecError"),
     "Packed": ("lowprec.kernels", "Packed"),
     "QTensor": ("lowprec.kernels", "QTensor"),
     "backend": ("lowprec.kernels", "backend"),
+    "calibrate": ("lowprec.nn", "calibrate"),
     "cast": ("lowprec.kernels", "cast"),
     "coverage": ("lowprec.nn", "coverage"),
     "datapath": ("lowprec.spec", "load_datapath"),

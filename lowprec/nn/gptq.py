@@ -2,10 +2,10 @@
 
 Frantar et al., arXiv 2210.17323. With H = x.T x over the calibrated rows x, `damping` of its mean
 diagonal added to the diagonal, and U the upper Cholesky factor of H^-1, column j of w (N, K) is
-rounded, and the columns after it lose (w_j - w'_j) / U_jj * U_j,after. Columns go in their own order
-(no "act-order"). Scales, and all else that elements share, are those of the unmodified weight; an
-element that the corrections drive beyond them saturates. Where H is zero, on channels or experts
-that no row reached, this is rounding to nearest.
+rounded, and the columns after it lose (w_j - w'_j) / U_jj * U_j,after. Columns go in their own
+order (no "act-order"). Scales, and all else that elements share, are those of the unmodified
+weight; an element that the corrections drive beyond them saturates. A channel that is zero in every
+row is rounded to nearest.
 """
 
 from __future__ import annotations

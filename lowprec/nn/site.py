@@ -11,7 +11,7 @@ from torch import Tensor
 from lowprec.errors import LowprecError
 from lowprec.kernels import fake_quantize
 from lowprec.nn.delayed import History
-from lowprec.nn.scales import given
+from lowprec.nn.scales import given, scale_shape
 from lowprec.nn.transforms import SiteTransform
 from lowprec.nn.weights import Weights
 from lowprec.spec import Quantizer, Rule
@@ -77,6 +77,8 @@ class Site:
             if name not in self.histories:
                 self.histories[name] = History(delayed, x.device)
             return self.histories[name].scale_for(x, quantizer, training)
+        if name not in self.scales and x.device.type == "meta":
+            return x.new_empty(scale_shape(quantizer, tuple(x.shape), axis))
         kept = self.calibrated(name, quantizer)
         return given(kept.to(x.device), quantizer, tuple(x.shape), axis)
 

@@ -29,8 +29,9 @@ Pair = tuple[Tensor, Tensor]
 class SiteTransform:
     """The transform at one site, with what calibration found for it.
 
-    factors: s (K,), smooth's; the activation is divided by it. channels: int64, the outliers' places
-    along K. rounded: GPTQ's codes, by the matrix's place in its parameter (0, or an expert's).
+    factors: s (K,), smooth's; the activation is divided by it. channels: int64, the outliers'
+    places along K. rounded: GPTQ's codes, by the matrix's place in its parameter (0, or an
+    expert's).
     """
 
     def __init__(self, spec: Transform, path: str) -> None:
@@ -45,9 +46,9 @@ class SiteTransform:
         and `axis` of the other."""
         changed = self.activation(x, x_axis)
         if site.statistics is None:
-            self._require_calibration()
+            self._require_calibration(x)
         else:
-            site.statistics.multiplied(x, x_axis, weight, axis)
+            site.statistics.multiplied(x, changed, x_axis, weight, axis)
         return site.operand("activation", changed, x_axis).to(x.dtype), self._weight(
             site, weight, axis
         )
@@ -118,7 +119,7 @@ class SiteTransform:
             changed = self.weight(weight, axis)
             if quantizer is None:
                 return changed
-            if self.spec.gptq:
+            if self.spec.gptq and weight.device.type != "meta":
                 return rounded(changed, weight, self._codes(weight), quantizer, axis, scale)
             return site.quantize("weight", quantizer, changed, axis)
 
@@ -159,12 +160,14 @@ class SiteTransform:
         found = self.rounded.get(place(weight))
         if found is None:
             raise LowprecError(
-                f"{self.where}: gptq has not seen this weight; run "
-                "lowprec.calibrate(model, batches) first"
+                f"{self.where}: no calibration batch reached the weight of expert {place(weight)}, "
+                "so that gptq has not rounded it; run lowprec.calibrate(model, batches) with more"
             )
         return found
 
-    def _require_calibration(self) -> None:
+    def _require_calibration(self, x: Tensor) -> None:
+        if x.device.type == "meta":
+            return
         missing = [
             name
             for name, asked, found in (
