@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from lowprec.errors import LowprecError, did_you_mean
+from lowprec.nn.calibration import Calibration, calibrate
 from lowprec.nn.emulation import Emulated, Sites, adopt, release
 from lowprec.spec import OPERANDS, Recipe, Rule, load_recipe
 
@@ -21,7 +22,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def wrap(
-    model: Model, recipe: Recipe | Mapping[str, Any] | str | Path, strict: bool = False
+    model: Model,
+    recipe: Recipe | Mapping[str, Any] | str | Path,
+    strict: bool = False,
+    calibration: Calibration | str | Path | None = None,
 ) -> Model:
     """Run, in place, the operations of the model's modules as the rules of a recipe say.
 
@@ -32,6 +36,7 @@ def wrap(
     for the module with the rule only.
     strict: the first pass is audited, and the first matmul in it that no rule keeps or emulates is
     a LowprecError that names it.
+    calibration: what `calibrate` found for this model and recipe, or its file.
     LowprecError: a model that is wrapped already; a rule that matches no module which could perform
     its operation; a module whose `forward` something other than accelerate has replaced.
     """
@@ -52,6 +57,12 @@ def wrap(
     for module, sites in todo:
         adopt(module, sites)
     setattr(model, _RECIPE, recipe)
+    if calibration is not None:
+        try:
+            calibrate(model, calibration)
+        except LowprecError:
+            unwrap(model)
+            raise
     return model
 
 
