@@ -25,13 +25,13 @@ def attends(cls: type[nn.Module]) -> bool:
 
 
 @functools.cache
-def cache_parameter(cls: type[nn.Module]) -> tuple[str, int] | None:
-    """The parameter of `forward` by which an attention gets the cache that it updates, and its
-    position after self; None where it has none."""
+def cache_parameter(cls: type[nn.Module]) -> tuple[str, tuple[str, ...]] | None:
+    """The parameter of `forward` by which an attention gets the cache that it updates, and the
+    names of all after self; None where it has none."""
     if not attends(cls) or "update" not in _names(cls):
         return None
-    parameters = list(inspect.signature(cls.forward).parameters)[1:]
-    return next(((name, parameters.index(name)) for name in _CACHES if name in parameters), None)
+    names = tuple(inspect.signature(cls.forward).parameters)[1:]
+    return next(((name, names) for name in _CACHES if name in names), None)
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowprec.errors import LowprecError
+from lowprec.nn.attends import attends
 from lowprec.nn.fusion import key
 from lowprec.nn.running import Running
 from lowprec.nn.tracing import MATMULS, MULTIPLIES
@@ -80,7 +81,9 @@ class Audit(TorchDispatchMode):
             return "conv"
         operands = [args[i] for i in MATMULS.get(packet, ())] or args
         weight = any(isinstance(t, Tensor) and key(t) in self._parameters for t in operands)
-        return "linear" if weight else "matmul"
+        if weight:
+            return "linear"
+        return "attention" if attends(type(self._running.stack[-1][1])) else "matmul"
 
     def _refuse_hole(self, kind: str, name: str) -> None:
         if not self._strict:

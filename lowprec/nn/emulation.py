@@ -19,7 +19,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from lowprec.nn.attends import attends, cache_parameter
 from lowprec.nn.audit import Audit
+from lowprec.nn.hf_cache import with_codes
+from lowprec.nn.pairing import SOFTMAX, Pairing
 from lowprec.nn.site import Site
 from lowprec.spec import Recipe, Rule
 
@@ -56,6 +59,7 @@ class Sites:
         strict: bool = False,
     ) -> None:
         self.original, self.path, self.recipe, self.strict = original, path, recipe, strict
+        self.attends, self.cache = attends(original), cache_parameter(original)
         self._sites: dict[tuple[str, str, str | None], Site] = {}
         for operation in operations:
             for parameter in ("weight", *(names if operation == "linear" else ())):
@@ -91,6 +95,13 @@ class Sites:
     def __iter__(self) -> Iterator[Site]:
         return iter(dict.fromkeys(self._sites.values()))
 
+    def named(self) -> Iterator[tuple[str, str, Site]]:
+        """Every site with its parameter's name and a name of its own, such as
+        ``model.layers.0.mlp.up_proj linear``; one of a phase alone ends in ``:decode``."""
+        for site in self:
+            operation, parameter, phase = next(k for k, v in self._sites.items() if v is site)
+            yield parameter, f"{site.path} {operation}{':' + phase if phase else ''}", site
+
     def __bool__(self) -> bool:
         return bool(self._sites)
 
@@ -101,12 +112,16 @@ class Emulator(TorchFunctionMode):
     def __init__(self, module: nn.Module, phase: str | None) -> None:
         super().__init__()
         self.module, self.phase = module, phase
-        audits = [m for m in _get_current_dispatch_mode_stack() if isinstance(m, Audit)]
+        self.pairing: Pairing | None = None
+        modes = [] if torch.compiler.is_compiling() else _get_current_dispatch_mode_stack()
+        audits = [m for m in modes if isinstance(m, Audit)]
         self.audit = audits[-1] if audits else None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        if self.pairing is not None and SOFTMAX.get(func):
+            self.pairing.softmaxed(*args, **(kwargs or {}))
         handler = HANDLERS.get(func)
         if handler is not None:
             out = handler(self, *args, **(kwargs or {}))
@@ -116,12 +131,32 @@ class Emulator(TorchFunctionMode):
 
     def site(self, operation: str, weight: Tensor | None = None) -> Site | None:
         """The running module's site for `operation`, by that weight; None where it is kept."""
-        sites = sites_of(self.module)
-        name = "weight"
-        if weight is not None and "weight" not in self.module._parameters:
-            owner, own = self.parameter(weight), self.module._parameters
-            name = next((n for n, p in own.items() if p is owner), "weight")
-        return sites.get(operation, self.phase, name)
+        owner = None if weight is None else self.parameter(weight)
+        if owner is not None:
+            # A module may multiply by a weight of its child's, as torch's attention does.
+            for module in (self.module, *self.module.children()):
+                for name, parameter in module._parameters.items():
+                    if parameter is owner and isinstance(module, Emulated):
+                        return sites_of(module).get(operation, self.phase, name)
+                    if parameter is owner:
+                        return None
+        return sites_of(self.module).get(operation, self.phase)
+
+    def run(self, own: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """The forward `own` of `module`, which is the running one meanwhile."""
+        outer, sites = (self.module, self.pairing), sites_of(module)
+        self.module = module
+        if sites.attends:
+            self.pairing = Pairing(module)
+        try:
+            if sites.cache is not None and (site := self.site("attention")) is not None:
+                args, kwargs = with_codes(site, module, sites.cache, args, kwargs)
+            out = own(module, *args, **kwargs)
+            if sites.attends and self.pairing is not None:
+                self.pairing.finish()
+            return out
+        finally:
+            self.module, self.pairing = outer
 
     @contextmanager
     def emulating(self, site: Site) -> Iterator[None]:
@@ -158,13 +193,10 @@ def emulated(cls: type[nn.Module]) -> type[Emulated]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         mode = _get_current_function_mode()
         if not isinstance(mode, Emulator):
-            with sites_of(self).watched(self), Emulator(self, _phase(args, kwargs)):
-                return own(self, *args, **kwargs)
-        outer, mode.module = mode.module, self
-        try:
-            return own(self, *args, **kwargs)
-        finally:
-            mode.module = outer
+            mode = Emulator(self, _phase(args, kwargs))
+            with sites_of(self).watched(self), mode:
+                return mode.run(own, self, args, kwargs)
+        return mode.run(own, self, args, kwargs)
 
     body = {"forward": forward, "__module__": cls.__module__, "__doc__": cls.__doc__}
     return type(cls.__name__, (Emulated, cls), body)

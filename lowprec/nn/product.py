@@ -71,7 +71,7 @@ def smallest(x: Tensor) -> float:
 def exactly(rule: Rule, x: Tensor, weight: Tensor) -> AbstractContextManager[None]:
     """Multiply these quantized operands on the processor's bfloat16 units, where it has them and
     they lose nothing; else as ever."""
-    if not has_bfloat16_units() or x.device.type != "cpu" or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not has_bfloat16_units() or x.device.type != "cpu":
         return nullcontext()
     if x.dtype != torch.float32 or not (
         fits_bfloat16(rule.weight) and fits_bfloat16(rule.activation)
