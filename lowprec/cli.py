@@ -241,7 +241,7 @@ def _interval(metric: dict[str, Any], form: str) -> str:
 
 @app.command(name="eval")
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A shipped name, a folder or a hub id.")],
+    model: Annotated[str, typer.Argument(help="A shipped name, a folder, a .gguf file, a hub id.")],
     recipe: RecipeText,
     text: Annotated[
         str, typer.Option(help="A shipped text's name or a file.")

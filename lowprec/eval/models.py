@@ -17,6 +17,7 @@ import torch
 from filelock import FileLock
 from pydantic import Field
 
+from lowprec.checkpoints import is_quantized, load_checkpoint
 from lowprec.errors import LowprecError, unknown
 from lowprec.eval.fetch import (
     Say,
@@ -74,11 +75,13 @@ def list_models() -> list[str]:
 def load_model(
     spec: str | Path, dtype: torch.dtype = torch.float32, say: Say = to_stderr, where: str = ""
 ) -> LoadedModel:
-    """A model by the name of a shipped one, a .toml file like it, a folder, or ``owner/name``.
+    """A model by the name of a shipped one, a .toml file like it, a folder, a .gguf file, or
+    ``owner/name``.
 
     A shipped model is downloaded and converted at first use. ``owner/name[@revision]`` comes
     from the Hugging Face hub unless a folder has that name. Weights are read from safetensors
-    only and no code of a model is run; weights of another type are cast to `dtype`.
+    only and no code of a model is run; weights of another type are cast to `dtype`. A .gguf file
+    and a folder of quantized weights run on their codes: `lowprec.checkpoints.load_checkpoint`.
     """
     name = str(spec)
     if name in list_models() or name.endswith(".toml"):
@@ -88,6 +91,8 @@ def load_model(
     folder = Path(name).expanduser()
     if folder.is_dir():
         return _load_folder(folder, dtype, folder.resolve().name)
+    if folder.suffix == ".gguf":
+        return _load_gguf(folder, dtype)
     if _HUB_ID.fullmatch(name) and not name.startswith("."):
         return _load_folder(_snapshot(name), dtype, name)
     if "/" in name or os.sep in name:
@@ -123,14 +128,33 @@ def _load_folder(folder: Path, dtype: torch.dtype, name: str) -> LoadedModel:
     try:
         with _quiet():
             tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, **options
-            )
+            if is_quantized(folder):
+                model = load_checkpoint(folder, dtype=dtype)
+            else:
+                model = AutoModelForCausalLM.from_pretrained(
+                    folder, dtype=dtype, use_safetensors=True, **options
+                )
+    except LowprecError:
+        raise
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise LowprecError(
             f"{folder}: not loadable ({str(error).strip().splitlines()[0]})"
         ) from None
     return LoadedModel(model.eval(), tokenizer, name, digest(files))
+
+
+def _load_gguf(path: Path, dtype: torch.dtype) -> LoadedModel:
+    """The model of a .gguf file on its codes, with the tokenizer that is in it."""
+    from transformers import AutoTokenizer
+
+    model = load_checkpoint(path, dtype=dtype)
+    try:
+        with _quiet():
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise LowprecError(f"{path}: no tokenizer that transformers reads ({reason})") from None
+    return LoadedModel(model, tokenizer, path.stem, digest({path.name: sha256_file(path)}))
 
 
 def _files(folder: Path) -> dict[str, str]:
