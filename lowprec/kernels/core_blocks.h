@@ -42,6 +42,11 @@ INLINE vf value_at(const job *j, const grid *g, state *z, how h, int64_t at, vf 
   return h.kind == ANY ? y : (vf)either(is_nan(x), alli(NOT_A_NUMBER), (vi)y);
 }
 
+INLINE void give(const job *j, how h, int64_t at, int64_t lanes, vf y) {
+  if (h.sink == STREAMED && lanes >= LANES) stream(j->y + at, y);
+  else store_part(j->y + at, y, lanes);
+}
+
 INLINE void put(const job *j, const grid *g, const code *c, state *z, how h, int64_t at, int64_t lanes, vf x,
                 vf s, vf by) {
   if (h.sink == CODES) {
@@ -49,9 +54,7 @@ INLINE void put(const job *j, const grid *g, const code *c, state *z, how h, int
     store_bytes(j->codes + at, h.scaled ? either(is_nan(s), alli(c->nan), k) : k, lanes);
     return;
   }
-  const vf y = value_at(j, g, z, h, at, x, s, by);
-  if (h.sink == STREAMED && lanes >= LANES) stream(j->y + at, y);
-  else store_part(j->y + at, y, lanes);
+  give(j, h, at, lanes, value_at(j, g, z, h, at, x, s, by));
 }
 
 /* Two vectors, of a block whose scale is a number where there are codes. */
@@ -168,6 +171,8 @@ INLINE void strip(const job *pj, state *pz, how h, int64_t at, int64_t block, in
   const rule r = *j.scale;
   float s[STRIP / LANES], by[STRIP / LANES];
   const float *x = j.x + at;
+  const int can_move = h.kind == MIRRORED && h.inverse && h.sink != CODES;
+  vi stays = alli(0);
   for (int64_t i = 0; i < n; i += LANES) {
     vi p[LANES];
     for (int k = 0; k < LANES; k++) {
@@ -179,6 +184,17 @@ INLINE void strip(const job *pj, state *pz, how h, int64_t at, int64_t block, in
     store(s + i, found.whole);
     store(by + i, found.by);
     if (j.scales) store(j.scales + block + i, found.own);
+    if (can_move) stays |= cannot_move((vi)found.whole, &g);
+  }
+  if (can_move && !largest_lane(-stays)) {
+    for (int64_t i = 0; i < n; i++) {
+      const vi by = (vi)all(s[i]) - (127 << 23), fixed = g.fixed + by, most = g.bound[0] + by;
+      for (int64_t l = 0; l < v; l++, at += LANES) {
+        if (l % 2 == 0) __builtin_prefetch(j.x + at + STRIP);
+        give(&j, h, at, LANES, mirrored((vi)load(j.x + at), fixed, most, g.shift));
+      }
+    }
+    return;
   }
   for (int64_t i = 0; i < n; i++, at += v * LANES) {
     const vf whole = all(s[i]), divisor = all(by[i]);

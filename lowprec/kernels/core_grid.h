@@ -110,23 +110,39 @@ INLINE vi clamped(vi x, const grid *g, int mirrored) {
 /* The exponent, as a power of two, of a magnitude; no less than that of `fixed`. */
 INLINE vi binade(vi m, const grid *g) { return larger(m & INFINITE, alli(g->fixed)); }
 
+/* Of MIRRORED: magnitudes to `most`, which are multiples of a quantum below `fixed`. The power of two
+ * to add follows from the exponent. */
+INLINE vf mirrored(vi x, vi fixed, vi most, int32_t shift) {
+  vi m = smaller(x & MAGNITUDE, most);
+  vf c = (vf)(larger(m & INFINITE, fixed) + (shift << 23));
+  return (vf)((vi)(((vf)m + c) - c) | (x & SIGN));
+}
+
+/* A power of two s as the scale of blocks can move this grid instead of the elements unless it is
+ * one of these patterns: where quanta are no normal numbers, or sums overflow. */
+INLINE vi cannot_move(vi s, const grid *g) {
+  const int32_t one = 127 << 23, quantum = g->fixed - ((23 - g->shift) << 23);
+  const int32_t largest_sum = (g->bound[0] & INFINITE) + ((g->shift + 1) << 23);
+  return (s < one - quantum + (1 << 23)) | (s > one - largest_sum + (254 << 23)) | (quantum < 27 << 23 ? -1 : 0);
+}
+
 /* Of UNIFORM: where x, within the bounds, ends, in units of the quantum, after 3 * 2^22 of them. */
 INLINE vf uniform_sum(vf x, const grid *g) {
   return between(x, (vf)alli(g->bound[1] | SIGN), (vf)alli(g->bound[0])) + 1.5f * g->magic;
 }
 
-/* Where g->saturates, NaN becomes a bound, and the power of two to add follows from the exponent. */
+/* Where g->saturates; NaN becomes a bound. */
 INLINE vf saturated(vi x, const grid *g, int kind, counter *n, uint64_t at) {
   if (kind == UNIFORM) return uniform_sum((vf)x, g) - 1.5f * g->magic;
-  vi m = clamped(x, g, kind == MIRRORED), r;
+  if (kind == MIRRORED) return mirrored((vi)x, alli(g->fixed), alli(g->bound[0]), g->shift);
+  vi m = clamped(x, g, 0), r;
   if (kind == STOCHASTIC) {
     r = stochastic(m, g, words(n, at));
   } else {
     vf c = (vf)(binade(m, g) + (g->shift << 23));
     r = (vi)(((vf)m + c) - c);
   }
-  vf y = (vf)(r | (x & SIGN));
-  return kind == MIRRORED ? y : y + g->nothing;
+  return (vf)(r | (x & SIGN)) + g->nothing;
 }
 
 INLINE vf project(vf x, const grid *g, int kind, counter *n, uint64_t at) {

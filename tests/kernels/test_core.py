@@ -170,6 +170,18 @@ def test_past_the_caches_and_at_any_address(name: str, monkeypatch: pytest.Monke
 
 
 @CORE
+@pytest.mark.parametrize(
+    "name", ["mxfp8_e4m3/floor", "mxfp8_e5m2/ceil", "mxfp4/even", "mxint8/floor"]
+)
+def test_blocks_of_every_exponent(name: str) -> None:
+    """Whole strips of one scale, up to the ends of float32, where it cannot move the grid."""
+    x = torch.randn(1 << 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x = (x * 2.0 ** torch.arange(-152, 129, dtype=torch.float64)[:, None]).float()
+    check(x[x.isfinite().all(dim=1)], quantizer(name))
+    check(x, quantizer(name))
+
+
+@CORE
 def test_random_bits_at_high_indices() -> None:
     """Elements beyond 2^32, where the keys change, which no test has the memory for."""
 
