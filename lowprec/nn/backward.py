@@ -26,6 +26,7 @@ def multiplied(
     quantized: Pair,
     bias: Tensor | None = None,
     offsets: Tensor | None = None,
+    always: bool = False,
 ) -> Tensor:
     """``multiply(*quantized)``, with gradients as the rule's input_gradient and weight_gradient
     say.
@@ -36,11 +37,13 @@ def multiplied(
 
     Without either rule, autograd's gradients of the quantized operands, straight through their
     quantizers. With one, what the other leaves out is multiplied as autograd does, bit for bit, and
-    the gradient of the bias is always autograd's. There is no second derivative.
+    the gradient of the bias is always autograd's. There is no second derivative. always: these
+    gradients without either rule too, where `multiply` is nothing that autograd knows.
     LowprecError for leading dimensions of x and w that differ.
     """
     rule = site.rule
-    if not torch.is_grad_enabled() or not (rule.input_gradient or rule.weight_gradient):
+    own = always or rule.input_gradient or rule.weight_gradient
+    if not torch.is_grad_enabled() or not own:
         return multiply(*quantized)
     x, w = operands
     if w.dim() == 1:
@@ -57,6 +60,11 @@ def multiplied(
         raise LowprecError(
             f"{site.path or 'the model'}: gradients of x {list(x.shape)} times w {list(w.shape)}: "
             "expected the same leading dimensions"
+        )
+    if rule.delayed and torch.compiler.is_compiling():
+        raise LowprecError(
+            f"{site.path or 'the model'}: delayed: torch.compile lets no backward pass remember "
+            "magnitudes; run it without"
         )
     work = Work(
         site,

@@ -36,7 +36,12 @@ class History:
         amax = x.abs().amax() if x.numel() else x.new_zeros(())
         self.amaxes = torch.cat([amax.float().reshape(1), self.amaxes[:-1]])
         reduced = self.amaxes.amax() if self.delayed.reduce == "max" else self.amaxes[0]
-        largest = fmt.elements_max * (1.0 if fmt.outer is None else float(fmt.scale.max_exact))
         usable = torch.isfinite(reduced) & (reduced > 0)
-        new = reduced / (largest * 2.0**-self.delayed.margin)
+        new = reduced / (_largest(fmt) * 2.0**-self.delayed.margin)
         self.scale = torch.where(usable, new, self.scale)
+
+
+@torch.compiler.assume_constant_result
+def _largest(fmt: BlockFormat) -> float:
+    """The largest magnitude at an outermost scale of one."""
+    return fmt.elements_max * (1.0 if fmt.outer is None else float(fmt.scale.max_exact))

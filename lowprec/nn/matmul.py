@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lowprec.nn import under
+from lowprec.nn.attention_calls import product
+from lowprec.nn.backward import multiplied
 from lowprec.nn.emulation import Emulator, handles
 from lowprec.nn.product import exactly
 from lowprec.nn.site import Site
+from lowprec.nn.transforms import with_outliers
 
 
 @handles(F.linear)
@@ -18,7 +23,7 @@ def _linear(mode: Emulator, input: Tensor, weight: Tensor, bias: Tensor | None =
     site = mode.site("linear", weight)
     if site is None:
         return NotImplemented
-    with mode.emulating(site):
+    with mode.emulating(site, _flops(site, input, weight)):
         return linear(site, input, weight, bias)
 
 
@@ -27,10 +32,16 @@ def _addmm(mode: Emulator, input: Tensor, mat1: Tensor, mat2: Tensor, **scaled: 
     site = mode.site("linear", mat2)
     if site is None or scaled or mode.parameter(mat2) is None:
         return NotImplemented
-    with mode.emulating(site):
+    with mode.emulating(site, _flops(site, mat1, mat2.mT)):
+        if _under(site):
+            return site.operand("output", under.linear(site, mat1, mat2.mT, input))
         x, w = operands(site, mat1, mat2, axis=-2)
         with exactly(site.rule, x, w):
-            return site.operand("output", torch.addmm(input, x, w))
+            y = multiplied(
+                site, lambda x, w: torch.addmm(input, x, w), (mat1, mat2), (x, w), bias=input
+            )
+        y = with_outliers(site, y, (mat1, mat2), (-1, -2), torch.mm)
+        return site.operand("output", y)
 
 
 @handles(
@@ -45,19 +56,29 @@ def _addmm(mode: Emulator, input: Tensor, mat1: Tensor, mat2: Tensor, **scaled: 
 def _matmul(mode: Emulator, input: Tensor, other: Tensor) -> Any:
     weights = mode.parameter(input) is not None, mode.parameter(other) is not None
     weight = other if weights[1] else input
-    site = mode.site("linear", weight) if any(weights) else mode.site("matmul")
+    axis = contracted(other, -2)
+    if not any(weights):
+        return product(mode, input, other, axis, torch.matmul)
+    site = mode.site("linear", weight)
     if site is None:
         return NotImplemented
-    axis = contracted(other, -2)
+    if _under(site):
+        return _matmul_under(mode, site, input, other, weights[1])
     with mode.emulating(site):
         if weights[1]:
             a, b = operands(site, input, other, axis)
-        elif weights[0]:
-            a, b = site.weight(input, -1), site.operand("activation", other, axis)
         else:
-            a, b = site.operand("left", input), site.operand("right", other, axis)
+            b, a = operands(site, other, input, axis=-1, x_axis=axis)
         with exactly(site.rule, a, b):
-            return site.operand("output", torch.matmul(a, b))
+            if weights[1]:
+                y = multiplied(site, torch.matmul, (input, other), (a, b))
+            else:
+                y = _weight_first(site, (input, other), (a, b))
+        if weights[1]:
+            y = with_outliers(site, y, (input, other), (-1, axis), torch.matmul)
+        else:
+            y = with_outliers(site, y, (other, input), (axis, -1), lambda x, w: w @ x)
+        return site.operand("output", y)
 
 
 @handles(*filter(None, (getattr(F, "grouped_mm", None), torch._grouped_mm)))
@@ -65,10 +86,57 @@ def _grouped(mode: Emulator, mat_a: Tensor, mat_b: Tensor, **options: Any) -> An
     site = mode.site("linear", mat_b)
     if site is None:
         return NotImplemented
-    with mode.emulating(site):
+    with mode.emulating(site, _flops(site, mat_a, mat_b.mT)):
+        if _under(site):
+            y = under.grouped(site, mat_a, mat_b.mT, options["offs"], options.get("bias"))
+            return site.operand("output", y)
         x, w = operands(site, mat_a, mat_b, axis=-2)
         with exactly(site.rule, x, w):
-            return site.operand("output", F.grouped_mm(x, w, **options))
+            y = multiplied(
+                site,
+                lambda x, w: F.grouped_mm(x, w, **options),
+                (mat_a, mat_b),
+                (x, w),
+                bias=options.get("bias"),
+                offsets=options.get("offs"),
+            )
+        y = with_outliers(site, y, (mat_a, mat_b), (-1, -2), partial(F.grouped_mm, **options))
+        return site.operand("output", y)
+
+
+def _under(site: Site) -> bool:
+    """Whether the rule's datapath multiplies; a calibration pass runs in float."""
+    return site.rule.datapath is not None and site.statistics is None
+
+
+def _flops(site: Site, x: Tensor, weight: Tensor) -> int | None:
+    """FLOP of x @ weight.mT where no operation that the audit knows performs them."""
+    return 2 * x.numel() * weight.shape[-2] if _under(site) and weight.dim() > 1 else None
+
+
+def _matmul_under(
+    mode: Emulator, site: Site, input: Tensor, other: Tensor, weight_second: bool
+) -> Tensor:
+    """input @ other, the weight being `other` or else `input`."""
+    row, column = input.dim() < 2, other.dim() < 2
+    left, right = input[None] if row else input, other[:, None] if column else other
+    x, w = (left, right.mT) if weight_second else (right.mT, left)
+    with mode.emulating(site, _flops(site, x, w)):
+        y = under.linear(site, x, w)
+        y = y if weight_second else y.mT
+        y = y.squeeze(-1) if column else y
+        return site.operand("output", y.squeeze(-2 + column) if row else y)
+
+
+def _weight_first(
+    site: Site, operands: tuple[Tensor, Tensor], quantized: tuple[Tensor, Tensor]
+) -> Tensor:
+    """w @ x as the transpose of x.T @ w.T."""
+    (w, x), (wq, xq) = operands, quantized
+    if x.dim() == 1:
+        return multiplied(site, lambda x, w: w.mT @ x, (x, w.mT), (xq, wq.mT))
+    transposed = (x.mT, w.mT), (xq.mT, wq.mT)
+    return multiplied(site, lambda x, w: (w.mT @ x.mT).mT, *transposed).mT
 
 
 def contracted(tensor: Tensor, axis: int) -> int:
@@ -78,11 +146,28 @@ def contracted(tensor: Tensor, axis: int) -> int:
 
 def linear(site: Site, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x' @ w'.T + bias for x (..., K) and w (N, K), both quantized along K."""
-    x, w = operands(site, x, weight, axis=-1)
-    with exactly(site.rule, x, w):
-        return site.operand("output", F.linear(x, w, bias))
+    if _under(site):
+        return site.operand("output", under.linear(site, x, weight, bias))
+    xq, wq = operands(site, x, weight, axis=-1)
+    if weight.dim() > 1:
+        weight, wq = weight.mT, wq.mT
+    with exactly(site.rule, xq, wq):
+        y = multiplied(
+            site,
+            lambda x, w: F.linear(x, w.mT if w.dim() > 1 else w, bias),
+            (x, weight),
+            (xq, wq),
+            bias,
+        )
+    y = with_outliers(site, y, (x, weight), (-1, contracted(weight, -2)), torch.matmul)
+    return site.operand("output", y)
 
 
-def operands(site: Site, x: Tensor, weight: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Activation, blocked along its last axis, and weight, along `axis`."""
-    return site.operand("activation", x), site.weight(weight, contracted(weight, axis))
+def operands(
+    site: Site, x: Tensor, weight: Tensor, axis: int, x_axis: int = -1
+) -> tuple[Tensor, Tensor]:
+    """Activation and weight, transformed and quantized; K is `x_axis` and `axis`."""
+    axis = contracted(weight, axis)
+    if site.transform is not None:
+        return site.transform.operands(site, x, weight, x_axis, axis)
+    return site.operand("activation", x, x_axis), site.weight(weight, axis)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lowprec.errors import LowprecError
-from lowprec.kernels import fake_quantize
+from lowprec.kernels import QTensor, fake_quantize, quantize
 from lowprec.nn.delayed import History
 from lowprec.nn.scales import given, scale_shape
 from lowprec.nn.transforms import SiteTransform
@@ -68,6 +68,17 @@ class Site:
         except LowprecError as error:
             raise LowprecError(f"{self.path or 'the model'}: {name}: {error}") from None
 
+    def codes(self, name: str, quantizer: Quantizer, x: Tensor) -> QTensor:
+        """The code points of what `quantize` gives; blocks along the last axis."""
+        scale = None
+        if quantizer.rule == "static":
+            scale = self._scale(name, quantizer, x, -1, torch.is_grad_enabled())
+        seed = self.seed_for(name, quantizer)
+        try:
+            return quantize(x, quantizer, random=seed, scale=scale)
+        except LowprecError as error:
+            raise LowprecError(f"{self.path or 'the model'}: {name}: {error}") from None
+
     def _scale(
         self, name: str, quantizer: Quantizer, x: Tensor, axis: int, training: bool
     ) -> Tensor:
@@ -99,7 +110,7 @@ class Site:
         quantizer = self.rule.weight
         if quantizer is None or self.statistics is not None:
             return weight
-        if weight.dim() > 2 and quantizer.is_per_tensor:
+        if self.operation == "linear" and weight.dim() > 2 and quantizer.is_per_tensor:
             # Every expert's matrix has its own scale.
             parts = [
                 self._quantized(f"weight.{i}", w, quantizer, axis) for i, w in enumerate(weight)
@@ -119,6 +130,11 @@ class Site:
         """A new seed at every call; the same ones in every run."""
         if quantizer.projection.bits is None:
             return None
+        if torch.compiler.is_compiling():
+            raise LowprecError(
+                f"{self.path or 'the model'}: {name}={quantizer.spell()}: torch.compile would draw "
+                "the same random bits at every call; run it without"
+            )
         self.draws += 1
         text = f"{self.rule.seed} {self.path} {self.operation} {name} {self.draws}"
         return zlib.crc32(text.encode())
