@@ -1,10 +1,15 @@
 """Models under a recipe: emulated modules, what they cover, and the workload a model performs."""
 
-from lowprec.nn import matmul as _matmul  # noqa: F401 - registers its handlers
+from lowprec.nn import conv as _conv  # noqa: F401 - these register their handlers
+from lowprec.nn import embedding as _embedding  # noqa: F401
+from lowprec.nn import matmul as _matmul  # noqa: F401
+from lowprec.nn import vector as _vector  # noqa: F401
 from lowprec.nn.calibration import Calibration, calibrate
 from lowprec.nn.coverage import Coverage, Entry, coverage
 from lowprec.nn.emulation import Emulated
 from lowprec.nn.hf import trace
+from lowprec.nn.optimizer import optimizer_nbytes, quantize_optimizer
+from lowprec.nn.state import load_training_state, training_state
 from lowprec.nn.wrap import unwrap, wrap
 
 __all__ = [
@@ -14,7 +19,11 @@ __all__ = [
     "Entry",
     "calibrate",
     "coverage",
+    "load_training_state",
+    "optimizer_nbytes",
+    "quantize_optimizer",
     "trace",
+    "training_state",
     "unwrap",
     "wrap",
 ]

@@ -24,6 +24,7 @@ from lowprec.nn.audit import Audit
 from lowprec.nn.hf_cache import with_codes
 from lowprec.nn.pairing import SOFTMAX, Pairing
 from lowprec.nn.site import Site
+from lowprec.nn.whole import Whole, is_vector, run_whole, whole
 from lowprec.spec import Recipe, Rule
 
 # A torch function: what computes it, given the emulator and the call's arguments. It may answer
@@ -60,6 +61,7 @@ class Sites:
     ) -> None:
         self.original, self.path, self.recipe, self.strict = original, path, recipe, strict
         self.attends, self.cache = attends(original), cache_parameter(original)
+        self.whole = whole(original)
         self._sites: dict[tuple[str, str, str | None], Site] = {}
         for operation in operations:
             for parameter in ("weight", *(names if operation == "linear" else ())):
@@ -113,6 +115,7 @@ class Emulator(TorchFunctionMode):
         super().__init__()
         self.module, self.phase = module, phase
         self.pairing: Pairing | None = None
+        self.within: Whole | None = None
         modes = [] if torch.compiler.is_compiling() else _get_current_dispatch_mode_stack()
         audits = [m for m in modes if isinstance(m, Audit)]
         self.audit = audits[-1] if audits else None
@@ -140,6 +143,8 @@ class Emulator(TorchFunctionMode):
                         return sites_of(module).get(operation, self.phase, name)
                     if parameter is owner:
                         return None
+        if self.within is not None and self.within.module is self.module and is_vector(operation):
+            return None
         return sites_of(self.module).get(operation, self.phase)
 
     def run(self, own: Any, module: nn.Module, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -151,6 +156,9 @@ class Emulator(TorchFunctionMode):
         try:
             if sites.cache is not None and (site := self.site("attention")) is not None:
                 args, kwargs = with_codes(site, module, sites.cache, args, kwargs)
+            one = sites.whole is not None and not module._modules
+            if one and (site := self.site(sites.whole)) is not None:
+                return run_whole(self, site, own, module, args, kwargs)
             out = own(module, *args, **kwargs)
             if sites.attends and self.pairing is not None:
                 self.pairing.finish()
@@ -159,12 +167,13 @@ class Emulator(TorchFunctionMode):
             self.module, self.pairing = outer
 
     @contextmanager
-    def emulating(self, site: Site) -> Iterator[None]:
-        """What runs inside is the work of `site`: for the audit."""
+    def emulating(self, site: Site, flops: int | None = None) -> Iterator[None]:
+        """What runs inside is the work of `site`: for the audit. flops: of all that runs, where no
+        operation of torch's shows them."""
         if self.audit is None:
             yield
             return
-        with self.audit.credited(site):
+        with self.audit.credited(site, flops):
             yield
 
     def parameter(self, tensor: Tensor) -> nn.Parameter | None:
@@ -194,7 +203,7 @@ def emulated(cls: type[nn.Module]) -> type[Emulated]:
         mode = _get_current_function_mode()
         if not isinstance(mode, Emulator):
             mode = Emulator(self, _phase(args, kwargs))
-            with sites_of(self).watched(self), mode:
+            with sites_of(self).watched(self), mode:  # torch.compile gives no name to `as mode`
                 return mode.run(own, self, args, kwargs)
         return mode.run(own, self, args, kwargs)
 
