@@ -71,7 +71,7 @@ def matmul(
     elif isinstance(x, QTensor) or isinstance(weight, QTensor):
         y = _under(x, weight, *quantizers, path)
     else:
-        texts = [None if q is None else ops.text_of(q) for q in quantizers]
+        texts = [None if q is None else _text_of_quantizer(q) for q in quantizers]
         y = operator(x, weight, *texts, _text_of(path))
     if out is None:
         return y
@@ -98,8 +98,18 @@ def _loaded(text: str) -> Quantizer:
     return load_quantizer(text)
 
 
-@lru_cache(maxsize=256)
+@torch.compiler.assume_constant_result
+def _text_of_quantizer(quantizer: Quantizer) -> str:
+    return ops.text_of(quantizer)
+
+
+@torch.compiler.assume_constant_result
 def _text_of(path: Datapath) -> str:
+    return _cached_text(path)
+
+
+@lru_cache(maxsize=256)
+def _cached_text(path: Datapath) -> str:
     return path.model_dump_json()
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lowprec.nn.site import Site
 
 aten = torch.ops.aten
+_UNDER_DATAPATH = torch.ops.lowprec.matmul
 
 
 class Audit(TorchDispatchMode):
@@ -41,6 +42,7 @@ class Audit(TorchDispatchMode):
         self._recipe, self._strict = recipe, strict
         self._running = Running(model)
         self._site: Site | None = None
+        self._counted = False
         self.inside: str | None = None  # the operation whose parts are running
         self._parameters = {key(p) for p in model.parameters()}
 
@@ -51,24 +53,29 @@ class Audit(TorchDispatchMode):
             yield
 
     @contextmanager
-    def credited(self, site: Site) -> Iterator[None]:
-        """What runs inside is the emulation of `site`."""
-        outer, self._site = self._site, site
+    def credited(self, site: Site, flops: int | None = None) -> Iterator[None]:
+        """What runs inside is the emulation of `site`; `flops`: all of it, so that nothing inside
+        counts."""
+        outer = self._site, self._counted
+        self._site, self._counted = site, flops is not None
+        if flops is not None:
+            self.flops[site.path, site.operation, site] += flops
         try:
             yield
         finally:
-            self._site = outer
+            self._site, self._counted = outer
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         packet = func.overloadpacket
         name = packet.__name__
-        multiplies = packet in MATMULS or (func.namespace == "aten" and MULTIPLIES.search(name))
+        named = func.namespace == "aten" and MULTIPLIES.search(name)
+        multiplies = packet in MATMULS or packet is _UNDER_DATAPATH or named
         if multiplies and self._site is None:
             self._refuse_hole(self._kind(packet, args), name)
         out = func(*args, **(kwargs or {}))
-        if multiplies:
+        if multiplies and not self._counted:
             kind = self._site.operation if self._site else self._kind(packet, args)
             path = self._site.path if self._site else self._running.path
             self.flops[path, kind, self._site] += _flops(packet, args, out)
@@ -125,6 +132,8 @@ def _flops(packet: Any, args: tuple[Any, ...], out: Any) -> int:
         query, keys, values = args[:3]
         pairs = query.numel() // query.shape[-1] * keys.shape[-2]
         return 2 * pairs * int(query.shape[-1] + values.shape[-1])
+    if packet is _UNDER_DATAPATH:
+        return 2 * args[0].numel() * int(args[1].shape[-2])
     if "convolution" in name:
         transposed = len(args) > 6 and args[6] is True
         return 2 * (args[0] if transposed else out).numel() * args[1][0].numel()

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowprec.errors import LowprecError
+from lowprec.kernels import QTensor, matmul
 from lowprec.nn.rotation import rotate, signs
 from lowprec.nn.site import Site
-from lowprec.spec import InputGradient, Quantizer, WeightGradient
+from lowprec.spec import BlockFormat, InputGradient, Quantizer, WeightGradient
 
 Pair = tuple[Tensor, Tensor]
 Multiply = Callable[[Tensor, Tensor], Tensor]
@@ -108,12 +109,42 @@ class Work:
             seed, name = None if seed is None else seed + part, f"{name}.{part}"
         return self.site.quantize_with(seed, name, quantizer, x, axis, True)
 
+    def codes(self, name: str, quantizer: Quantizer | None, x: Tensor) -> QTensor | Tensor:
+        """`x` as the operand `name` of a datapath, blocks along its last axis."""
+        if quantizer is None:
+            return x
+        return self.site.codes_with(self.seeds.get(name), name, quantizer, x.contiguous(), True)
+
+    def of_forward(self, table: str, name: str) -> Quantizer | None:
+        """The operand's quantizer; where it is left out, the forward's, if its scales serve the
+        other axis."""
+        given: Quantizer | None = getattr(getattr(self, table), name)
+        found: Quantizer | None = given or getattr(self.site.rule, name, None)
+        if given is None and found is not None and not _serves_both_axes(found):
+            raise LowprecError(
+                f"{table}: a datapath needs {name}, since the scales of the forward's "
+                f"{found.spell()} are not along the other axis"
+            )
+        return found
+
     @property
     def originals(self) -> tuple[bool, bool]:
         """Whether x and w themselves are quantized, and not what the forward pass made of them."""
-        spec = self.weight_gradient
-        activation = spec.activation is not None and not spec.requantize
-        return activation, self.input_gradient.weight is not None
+        to_x, to_w = self.input_gradient, self.weight_gradient
+        activation = to_w.activation is not None or to_w.datapath is not None
+        weight = to_x.weight is not None or to_x.datapath is not None
+        return activation and not to_w.requantize, weight
+
+
+def _serves_both_axes(quantizer: Quantizer) -> bool:
+    """Whether a matrix and its transpose, blocked along their last axes, get the same values."""
+    fmt = quantizer.format
+    if quantizer.projection.bits is not None or quantizer.rule == "static":
+        return False
+    if not isinstance(fmt, BlockFormat):
+        return True
+    tile = not isinstance(fmt.block, str) and len(fmt.block) == 2 and len({*fmt.block}) == 1
+    return (fmt.block == "tensor" or tile) and (fmt.outer is None or fmt.outer.block == "tensor")
 
 
 def _seeds(site: Site) -> dict[str, int | None]:
@@ -166,6 +197,13 @@ class _Differentiated(torch.autograd.Function):
 def _of_input(work: Work, g: Tensor, w: Tensor) -> Tensor:
     """Q(g) Q(w).T for g (..., N) and w (..., K, N)."""
     spec, name = work.input_gradient, "input_gradient.weight"
+    if spec.datapath is not None:
+        if work.offsets is None:
+            return _under(work, "input_gradient", "gradient", g, "weight", w)
+        experts = enumerate(_experts(work, g))
+        return torch.cat(
+            [_under(work, "input_gradient", "gradient", own, "weight", w[i]) for i, own in experts]
+        )
     g = work.quantized("input_gradient.gradient", spec.gradient, g, -1)
     if w.dim() > 2 and spec.weight is not None and spec.weight.is_per_tensor:
         w = torch.stack(
@@ -179,32 +217,65 @@ def _of_input(work: Work, g: Tensor, w: Tensor) -> Tensor:
 def _of_weight(work: Work, g: Tensor, x: Tensor) -> Tensor:
     """Q(x).T Q(g) for g (..., T, N) and x (..., T, K), both first rotated along T."""
     spec, offsets = work.weight_gradient, work.offsets
+    if spec.datapath is not None:
+        if offsets is None:
+            return _weight_under(work, x, g)
+        pairs = zip(_experts(work, x), _experts(work, g), strict=True)
+        return torch.stack([_weight_under(work, *pair) for pair in pairs])
     if offsets is None or not (spec.gradient or spec.activation or spec.rotation):
         x, g = _along_tokens(work, x, g)
         return _product(x.mT, g, work.by_columns[1], offsets)
-    if torch.compiler.is_compiling():
-        raise LowprecError(
-            f"{work.site.path or 'the model'}: weight_gradient of grouped experts depends on their "
-            "numbers of tokens, which torch.compile does not know"
-        )
-    ends = offsets.tolist()
-    parts = [
-        _along_tokens(work, x[start:end], g[start:end], i)
-        for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
-    ]
+    pairs = zip(_experts(work, x), _experts(work, g), strict=True)
+    parts = [_along_tokens(work, *pair, i) for i, pair in enumerate(pairs)]
     ends = torch.tensor([len(x) for x, _ in parts]).cumsum(0).to(offsets)
     x, g = (torch.cat(each) for each in zip(*parts, strict=True))
     return _product(x.mT, g, False, ends)
 
 
+def _experts(work: Work, x: Tensor) -> tuple[Tensor, ...]:
+    """The rows of each expert."""
+    if torch.compiler.is_compiling():
+        raise LowprecError(
+            f"{work.site.path or 'the model'}: gradients of grouped experts depend on their numbers "
+            "of tokens, which torch.compile does not know"
+        )
+    assert work.offsets is not None
+    ends = work.offsets.tolist()
+    return tuple(x[start:end] for start, end in zip([0, *ends], ends, strict=False))
+
+
+def _weight_under(work: Work, x: Tensor, g: Tensor) -> Tensor:
+    x, g = _rotated_along_tokens(work, x, g)
+    return _under(work, "weight_gradient", "activation", x.mT, "gradient", g.mT)
+
+
+def _under(work: Work, table: str, first: str, a: Tensor, second: str, b: Tensor) -> Tensor:
+    """a @ b.T under the table's datapath, as `lowprec.kernels.matmul` multiplies."""
+    path = getattr(work, table).datapath
+    try:
+        operands = [(n, work.of_forward(table, n), x) for n, x in ((first, a), (second, b))]
+        if torch.compiler.is_compiling() or a.device.type == "meta":
+            return matmul(a, b, a=operands[0][1], w=operands[1][1], datapath=path)
+        coded = [work.codes(f"{table}.{n}", q, x) for n, q, x in operands]
+        return matmul(*coded, datapath=path).to(a.dtype)
+    except LowprecError as error:
+        raise LowprecError(f"{work.site.path or 'the model'}: {error}") from None
+
+
 def _along_tokens(work: Work, x: Tensor, g: Tensor, part: int | None = None) -> Pair:
     """Both operands of the weight's gradient, rotated and quantized along the tokens."""
     spec = work.weight_gradient
-    if spec.rotation is not None:
-        d = signs(spec.rotation, spec.seed)
-        x, g = _rotated(x, d), _rotated(g, d)
+    x, g = _rotated_along_tokens(work, x, g)
     x = work.quantized("weight_gradient.activation", spec.activation, x, -2, part)
     return x, work.quantized("weight_gradient.gradient", spec.gradient, g, -2, part)
+
+
+def _rotated_along_tokens(work: Work, x: Tensor, g: Tensor) -> Pair:
+    spec = work.weight_gradient
+    if spec.rotation is None:
+        return x, g
+    d = signs(spec.rotation, spec.seed)
+    return _rotated(x, d), _rotated(g, d)
 
 
 def _rotated(x: Tensor, d: Tensor) -> Tensor:
