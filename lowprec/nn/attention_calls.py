@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from string import ascii_letters
@@ -13,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowprec.errors import LowprecError
-from lowprec.nn.attention import attention, in_blocks, probability
+from lowprec.nn import units
+from lowprec.nn.attention import Softmax, attention, in_blocks, probability
 from lowprec.nn.emulation import Emulator, handles, sites_of
 from lowprec.nn.pairing import Pairing
 from lowprec.nn.site import Site
@@ -39,8 +41,36 @@ def _scaled_dot_product_attention(
     with mode.emulating(site):
         key, value = _stored(mode, site, key), _stored(mode, site, value, "value_cache")
         return attention(
-            site, query, key, value, attn_mask, is_causal, scale, enable_gqa, dropout_p
+            site,
+            query,
+            key,
+            value,
+            mask=attn_mask,
+            causal=is_causal,
+            scale=scale,
+            gqa=enable_gqa,
+            dropout=dropout_p,
+            softmax=_softmax(mode),
         )
+
+
+def _softmax(mode: Emulator) -> Softmax | None:
+    """The softmax of the running module where a rule speaks of it; scores that a mask has left out
+    are in no block of its input."""
+    site = mode.site("softmax")
+    if site is None:
+        return None
+
+    def apply(scores: Tensor) -> Tensor:
+        if site.rule.input is not None:
+            unseen = scores == -math.inf
+            scores = site.operand("input", scores.masked_fill(unseen, 0.0))
+            scores = scores.masked_fill(unseen, -math.inf)
+        how = site.rule.approximation
+        p = torch.softmax(scores, -1) if how is None else units.softmax(how, scores, -1)
+        return site.operand("output", p)
+
+    return apply
 
 
 def product(mode: Emulator, left: Tensor, right: Tensor, axis: int, multiply: Multiply) -> Any:
@@ -151,7 +181,14 @@ def _contracted(equation: str) -> tuple[int, int] | None:
 
 
 @handles(F.dropout, torch.dropout)
-def _dropout(mode: Emulator, _: Tensor, p: float = 0.5, training: bool = True, *__: Any) -> Any:
+def _dropout(
+    mode: Emulator,
+    input: Tensor,  # noqa: ARG001
+    p: float = 0.5,
+    training: bool = True,
+    *_: Any,
+    **__: Any,
+) -> Any:
     if mode.pairing is not None and p > 0 and training:
         mode.pairing.dropped = True
     return NotImplemented

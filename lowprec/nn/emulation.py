@@ -202,9 +202,10 @@ def emulated(cls: type[nn.Module]) -> type[Emulated]:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         mode = _get_current_function_mode()
         if not isinstance(mode, Emulator):
-            mode = Emulator(self, _phase(args, kwargs))
-            with sites_of(self).watched(self), mode:  # torch.compile gives no name to `as mode`
-                return mode.run(own, self, args, kwargs)
+            with sites_of(self).watched(self):
+                mode = Emulator(self, _phase(args, kwargs))
+                with mode:  # torch.compile gives no name to `as mode`
+                    return mode.run(own, self, args, kwargs)
         return mode.run(own, self, args, kwargs)
 
     body = {"forward": forward, "__module__": cls.__module__, "__doc__": cls.__doc__}
