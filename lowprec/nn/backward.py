@@ -236,8 +236,8 @@ def _experts(work: Work, x: Tensor) -> tuple[Tensor, ...]:
     """The rows of each expert."""
     if torch.compiler.is_compiling():
         raise LowprecError(
-            f"{work.site.path or 'the model'}: gradients of grouped experts depend on their numbers "
-            "of tokens, which torch.compile does not know"
+            f"{work.site.path or 'the model'}: gradients of grouped experts depend on their "
+            "numbers of tokens, which torch.compile does not know"
         )
     assert work.offsets is not None
     ends = work.offsets.tolist()
@@ -252,6 +252,8 @@ def _weight_under(work: Work, x: Tensor, g: Tensor) -> Tensor:
 def _under(work: Work, table: str, first: str, a: Tensor, second: str, b: Tensor) -> Tensor:
     """a @ b.T under the table's datapath, as `lowprec.kernels.matmul` multiplies."""
     path = getattr(work, table).datapath
+    if not a.numel() or not b.numel():
+        return a.new_zeros(*a.shape[:-1], b.shape[-2])
     try:
         operands = [(n, work.of_forward(table, n), x) for n, x in ((first, a), (second, b))]
         if torch.compiler.is_compiling() or a.device.type == "meta":

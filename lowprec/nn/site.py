@@ -70,10 +70,16 @@ class Site:
 
     def codes(self, name: str, quantizer: Quantizer, x: Tensor) -> QTensor:
         """The code points of what `quantize` gives; blocks along the last axis."""
+        seed = self.seed_for(name, quantizer)
+        return self.codes_with(seed, name, quantizer, x, torch.is_grad_enabled())
+
+    def codes_with(
+        self, seed: int | None, name: str, quantizer: Quantizer, x: Tensor, training: bool
+    ) -> QTensor:
+        """`codes` with a seed drawn before, as `quantize_with`."""
         scale = None
         if quantizer.rule == "static":
-            scale = self._scale(name, quantizer, x, -1, torch.is_grad_enabled())
-        seed = self.seed_for(name, quantizer)
+            scale = self._scale(name, quantizer, x, -1, training)
         try:
             return quantize(x, quantizer, random=seed, scale=scale)
         except LowprecError as error:

@@ -244,6 +244,90 @@ def test_each_expert_has_its_own_tokens() -> None:
     assert torch.equal(dx, F.grouped_mm(q(g, E5M2, 1), q(w, MX, 2).mT, offs=OFFSETS["offsets"]))
 
 
+DATAPATHS = {
+    "tensor": ("float8_e4m3fn_tensor/amax", "float8_e5m2_tensor/amax", "hopper_fp8"),
+    "blocks": ("float8_e4m3fn_1x128/amax", "float8_e4m3fn_1x128/amax", "hopper_fp8_deepseek"),
+    "stochastic": (
+        "float8_e4m3fn_tensor/amax",
+        "float8_e5m2_tensor/amax/stochastic:8",
+        "hopper_fp8",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DATAPATHS)
+def test_each_matmul_has_its_datapath(case: str) -> None:
+    other, gradient, path = DATAPATHS[case]
+    model, x, g = nn.Linear(160, 40, bias=False), numbers(140, 160), numbers(140, 40, seed=1)
+    lp.wrap(
+        model,
+        f"*: input_gradient.gradient={gradient} input_gradient.weight={other} "
+        f"input_gradient.datapath={path} weight_gradient.gradient={gradient} "
+        f"weight_gradient.activation={other} weight_gradient.datapath={path}",
+    )
+    seeds = dict(zip(("input_gradient", "weight_gradient"), _next_seeds(model), strict=True))
+
+    def coded(t: Tensor, quantizer: str, seed: int | None = None) -> lp.QTensor:
+        return lp.quantize(t.detach().contiguous(), quantizer, random=seed)
+
+    w = model.weight
+    dx, dw = gradients(model, x, g)
+    expected = lp.matmul(
+        coded(g, gradient, seeds["input_gradient"]), coded(w.T, other), datapath=path
+    )
+    assert torch.equal(dx, expected)
+    expected = lp.matmul(
+        coded(x.T, other), coded(g.T, gradient, seeds["weight_gradient"]), datapath=path
+    )
+    assert torch.equal(dw, expected.T)
+    assert not torch.allclose(dx, q(g, "float32/cast", 1) @ w, rtol=1e-3)
+
+
+def _next_seeds(model: nn.Module) -> list[int | None]:
+    """The seeds of both gradients at the next call."""
+    site = copy.deepcopy(sites_of(model).get("linear"))
+    return [
+        site.seed_for(f"{table}.gradient", getattr(site.rule, table).gradient)
+        for table in ("input_gradient", "weight_gradient")
+    ]
+
+
+def test_under_a_datapath_square_tiles_serve_both_passes() -> None:
+    tiles, rows = "float8_e4m3fn_128x128/amax", "float8_e4m3fn_1x128/amax"
+    model, x, g = nn.Linear(160, 140, bias=False), numbers(20, 160), numbers(20, 140, seed=1)
+    text = f"*: weight={tiles} input_gradient.gradient={rows} "
+    text += "input_gradient.datapath=hopper_fp8_deepseek"
+    dx, _ = gradients(lp.wrap(model, text), x, g)
+    pair = lp.quantize(g, rows), lp.quantize(model.weight.detach().T.contiguous(), tiles)
+    assert torch.equal(dx, lp.matmul(*pair, datapath="hopper_fp8_deepseek"))
+    lp.wrap(lp.unwrap(model), text.replace(tiles, rows))
+    with pytest.raises(LowprecError, match=r"input_gradient: a datapath needs weight, since"):
+        gradients(model, x, g)
+
+
+def test_experts_have_datapaths_too() -> None:
+    f, path = "float8_e4m3fn_tensor/amax", "hopper_fp8"
+    text = "; ".join(
+        [
+            "up: "
+            + " ".join(
+                f"{t}.gradient={f} {t}.{n}={f} {t}.datapath={path}"
+                for t, n in (("input_gradient", "weight"), ("weight_gradient", "activation"))
+            )
+        ]
+    )
+    x, g = numbers(33, 40), numbers(33, 24, seed=1)
+    dx, dw = gradients(lp.wrap(Experts(), text), x, g, **OFFSETS)
+    w = Experts().up.detach()
+    assert not dw[1].any()
+    for i, (start, end) in ((0, (0, 5)), (2, (5, 33))):
+        pair = g[start:end], w[i].contiguous()
+        own = lp.matmul(*pair, a=f, w=f, datapath=path)
+        assert torch.equal(dx[start:end], own)
+        pair = x[start:end].T.contiguous(), g[start:end].T.contiguous()
+        assert torch.equal(dw[i], lp.matmul(*pair, a=f, w=f, datapath=path))
+
+
 def test_a_weight_that_is_frozen_gets_none() -> None:
     model, x, g = nn.Linear(40, 24), numbers(66, 40), numbers(66, 24, seed=1)
     model.weight.requires_grad_(False)
@@ -273,11 +357,12 @@ def test_activation_checkpointing_gives_the_same_gradients() -> None:
     assert equal((x.grad, *(p.grad for p in model.parameters())), expected)
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_torch_compile_traces_it_whole(backend: str) -> None:
+# Dynamo's own way to trace an autograd.Function.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_torch_compile_traces_it_whole() -> None:
     model, x, g = lp.wrap(nn.Linear(40, 24), RECIPE), numbers(66, 40), numbers(66, 24, seed=1)
     expected = gradients(copy.deepcopy(model), x, g)
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     assert equal(gradients(compiled, x, g), expected)
 
 
