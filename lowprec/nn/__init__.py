@@ -3,6 +3,7 @@
 from lowprec.nn import conv as _conv  # noqa: F401 - these register their handlers
 from lowprec.nn import embedding as _embedding  # noqa: F401
 from lowprec.nn import matmul as _matmul  # noqa: F401
+from lowprec.nn import recurrent as _recurrent  # noqa: F401
 from lowprec.nn import vector as _vector  # noqa: F401
 from lowprec.nn.calibration import Calibration, calibrate
 from lowprec.nn.coverage import Coverage, Entry, coverage

@@ -157,7 +157,7 @@ def _softmax(
     mode: Emulator,
     input: Tensor,
     dim: int | None = None,
-    _stacklevel: int = 3,  # noqa: ARG001 - softmax's own argument
+    _stacklevel: int = 3,
     dtype: Any = None,
 ) -> Any:
     return _along(mode, torch.softmax, units.softmax, input, dim, dtype)
@@ -173,7 +173,7 @@ def _log_softmax(
     mode: Emulator,
     input: Tensor,
     dim: int | None = None,
-    _stacklevel: int = 3,  # noqa: ARG001 - softmax's own argument
+    _stacklevel: int = 3,
     dtype: Any = None,
 ) -> Any:
     return _along(mode, torch.log_softmax, units.log_softmax, input, dim, dtype)
