@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from lowprec.spec import OPERANDS, Recipe, Rule, load_recipe
 _RECIPE = "_lowprec_recipe"
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.Identity, nn.ParameterList)
 _WEIGHTED = frozenset({"linear", "conv", "embedding"})
+_FUSED = (nn.TransformerEncoder, nn.TransformerEncoderLayer)
 _CONVOLUTIONS = nn.modules.conv._ConvNd
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -44,11 +45,10 @@ def wrap(
     if recipe_of(model) is not None or any(isinstance(m, Emulated) for m in model.modules()):
         raise LowprecError("the model is wrapped already; unwrap it first")
     check(model, recipe)
-    todo = [
+    todo = _emulated(
         (module, _sites(module, path, recipe, strict and module is model))
         for path, module in model.named_modules()
-    ]
-    todo = [(module, sites) for module, sites in todo if sites or sites.strict]
+    )
     for module, sites in todo:
         if "forward" in vars(module) and "_old_forward" not in vars(module):
             raise LowprecError(
@@ -89,6 +89,26 @@ def _sites(module: nn.Module, path: str, recipe: Recipe, strict: bool) -> Sites:
     return Sites(type(module), possible(module), names, path, recipe, strict)
 
 
+def _emulated(modules: Iterable[tuple[nn.Module, Sites]]) -> list[tuple[nn.Module, Sites]]:
+    """Those that become emulated: with a site; kept ones below a site for an operation that they
+    perform too, since what a plain module calls counts as its caller's; and modules of torch with
+    one fused call for all that is below."""
+    found: list[tuple[nn.Module, Sites]] = []
+    everything = list(modules)
+    operations = {sites.path: {site.operation for site in sites} for _, sites in everything}
+    for module, sites in everything:
+        parts = sites.path.split(".") if sites.path else []
+        above = {op for n in range(len(parts)) for op in operations[".".join(parts[:n])]}
+        below = isinstance(module, _FUSED) and any(
+            path.startswith(f"{sites.path}.".lstrip("."))
+            for path, some in operations.items()
+            if some
+        )
+        if sites or sites.strict or below or above & possible(module):
+            found.append((module, sites))
+    return found
+
+
 def possible(module: nn.Module) -> frozenset[str]:
     """The operations that a module of its class, without its children, may perform."""
     if isinstance(module, _CONTAINERS) and type(module).forward in (
@@ -114,9 +134,9 @@ def check(model: nn.Module, recipe: Recipe, where: str = "") -> None:
     for rule in recipe.rules:
         spoken = {operation for operation in OPERANDS if rule.speaks_of(operation)}
         paths = [path for path, operations in able.items() if operations & spoken]
-        paths += [
-            path for path, p in model.named_parameters() if p.dim() > 2 and "linear" in spoken
-        ]
+        if "linear" in spoken:  # an expert's or a recurrent layer's weights have names of their own
+            weights = ((path, p) for path, p in model.named_parameters() if p.dim() > 1)
+            paths += [path for path, _ in weights if path.rpartition(".")[2] != "weight"]
         if not any(map(rule.matches, paths)):
             raise LowprecError(f"{place}: {_unmatched(rule, spoken, paths)}")
 
