@@ -6,8 +6,8 @@
 #include <fenv.h>
 #endif
 
-enum { ALIGNED, TWO_STAGE, CHUNKS, IN_ORDER };
-enum { PANEL = 32, PADDED = 12, NOTHING = -8192 /* an exponent below all others */ };
+enum { ALIGNED, TWO_STAGE, CHUNKS, IN_ORDER, GROUPED };
+enum { PANEL = 32, PADDED = 12, GROUPS = 4, NOTHING = -8192 /* an exponent below all others */ };
 
 typedef struct { int32_t precision, emin; float max; } target; /* a float format to round to */
 
@@ -22,10 +22,13 @@ typedef struct {
   int32_t lowest_a, lowest_b, lowest_accumulator, floor; /* least exponents; of a sum of products */
   int32_t rounding, signed_zero;  /* a mode of SSE's control register: see rounds() */
   int32_t interval;   /* products per promotion, or 0 */
-  int32_t block, inside;
+  int32_t block, inside, group, lowest_scale; /* group: products per term of a grouped step */
   int64_t rows, deep; /* rows of a, and products (whole steps), at a time */
   target result, promotion;
 } matmul;
+
+/* Whether products are cut one by one. */
+static int cuts(int kind) { return kind == ALIGNED || kind == TWO_STAGE; }
 
 /* The rounding mode: 0 nearest even, 1 down, 2 up, 3 toward zero; with subnormals. Functions whose
  * results depend on it are not inlined, so that none of their operations moves over a call. */

@@ -66,11 +66,11 @@ typedef struct {
   EXPONENT *ea, *eb, *top; /* exponents; the products' largest, rows x PANEL for each group */
   REAL *accumulator, *sum, *total; /* rows x PANEL, sum for each group */
   const REAL *scale_a, *scale_b;   /* of the step, or null */
-  REAL *row_scales;
+  REAL *row_scales, *column_scales; /* where they lie, for each group */
 } NAME(tile);
 
 /* Exponents of n numbers; NONE of zeros. */
-INLINE void NAME(put_exponents)(const REAL *x, EXPONENT *e, int64_t n, INT lowest) {
+INLINE void NAME(put_exponents)(const REAL *restrict x, EXPONENT *restrict e, int64_t n, INT lowest) {
   for (int64_t i = 0; i < n; i++) e[i] = (EXPONENT)(x[i] == 0 ? NONE : NAME(exponent)(x[i], lowest));
 }
 
@@ -79,24 +79,28 @@ static void NAME(pack_rows)(const matmul *j, const float *from, int64_t rows, in
                             EXPONENT *ea) {
   for (int64_t m = 0; m < most; m++, from += j->lda)
     for (int64_t k = 0; k < n; k++) a[m * n + k] = m < rows ? from[k] : 0;
-  if (j->kind == ALIGNED || j->kind == TWO_STAGE) NAME(put_exponents)(a, ea, most * n, j->lowest_a);
+  if (cuts(j->kind) || j->kind == GROUPED) NAME(put_exponents)(a, ea, most * n, j->lowest_a);
 }
 
 /* Columns of a step's operand, k by k. For cut sums magnitudes of positive, negative and again of
  * positive numbers, each with zeros for the others. */
-static void NAME(pack_columns)(NAME(tile) *t, const float *from, int64_t n) {
-  const int cut = t->j->kind == ALIGNED || t->j->kind == TWO_STAGE;
-  const int64_t stride = cut ? 3 * PANEL : PANEL;
-  for (int64_t c = 0; c < PANEL; c++)
-    for (int64_t k = 0; k < n; k++) t->b[k * stride + c] = c < t->columns ? from[c * t->j->ldb + k] : 0;
-  if (!cut) return;
-  for (int64_t k = 0; k < n; k++) {
-    REAL *b = t->b + k * stride;
-    NAME(put_exponents)(b, t->eb + k * PANEL, PANEL, t->j->lowest_b);
+static void NAME(pack_columns)(const NAME(tile) *t, const float *from, int64_t n) {
+  enum { GROUP = 8 }; /* rows a power of two apart share a few lines of the cache */
+  const int cut = cuts(t->j->kind);
+  const int64_t stride = cut ? 3 * PANEL : PANEL, apart = t->j->ldb, columns = t->columns;
+  const INT lowest = t->j->lowest_b;
+  REAL *restrict b = t->b;
+  for (int64_t c = 0; c < PANEL; c += GROUP)
+    for (int64_t k = 0; k < n; k++)
+      for (int64_t i = c; i < c + GROUP; i++) b[k * stride + i] = i < columns ? from[i * apart + k] : 0;
+  if (t->j->kind == GROUPED) NAME(put_exponents)(b, t->eb, n * PANEL, lowest);
+  for (int64_t k = 0; cut && k < n; k++) {
+    REAL *restrict row = b + k * stride;
+    NAME(put_exponents)(row, t->eb + k * PANEL, PANEL, lowest);
     for (int64_t c = 0; c < PANEL; c++) {
-      const REAL x = b[c];
-      b[PANEL + c] = x < 0 ? -x : 0;
-      b[c] = b[2 * PANEL + c] = x > 0 ? x : 0;
+      const REAL x = row[c];
+      row[PANEL + c] = x < 0 ? -x : 0;
+      row[c] = row[2 * PANEL + c] = x > 0 ? x : 0;
     }
   }
 }
@@ -216,42 +220,45 @@ INLINE V NAME(plus)(V a, V b, const target *f) { return f->precision > TRAILING 
 
 /* The sum of n products, in order from zero or `on` from the accumulator. It becomes the sum of the
  * step, or is `added` to the accumulator and rounded to nearest. */
-INLINE void NAME(add_plain)(const NAME(tile) *t, const REAL *a, int64_t n, int on, int added) {
+INLINE void NAME(add_plain)(const NAME(tile) *t, const REAL *a, REAL *sum, int64_t n, int64_t all, int on, int added) {
   enum { VECTORS = 2, ROWS = 6 };
   const target f = t->j->result;
   const int signed_zero = t->j->signed_zero;
-  REAL *to = added || on ? t->accumulator : t->sum;
+  REAL *to = added || on ? t->accumulator : sum;
   for (int64_t m = 0; m < t->rows; m += ROWS)
     for (int64_t w = 0; w < PANEL; w += VECTORS * L) {
       V s[ROWS][VECTORS];
       for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++)
           s[r][v] = on ? NAME(get)(t->accumulator + (m + r) * PANEL + w + v * L) : (V){0};
-      const REAL *b = t->b + w, *x = a + m * n;
+      const REAL *b = t->b + w, *x = a + m * all;
       for (int64_t k = 0; k < n; k++, b += PANEL, x++) {
         V y[VECTORS];
         for (int v = 0; v < VECTORS; v++) y[v] = KEPT_IN_REGISTER(NAME(get)(b + v * L));
         for (int r = 0; r < ROWS; r++) {
-          const V factor = NAME(splat)(x[r * n]);
+          const V factor = NAME(splat)(x[r * all]);
           for (int v = 0; v < VECTORS; v++) s[r][v] = NAME(madd)(factor, y[v], s[r][v]);
         }
       }
       for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < VECTORS; v++) {
           REAL *at = to + (m + r) * PANEL + w + v * L;
+          if (added && t->scale_a) s[r][v] *= t->scale_a[m + r] * NAME(get)(t->scale_b + w + v * L);
           if (added) s[r][v] = NAME(projected)(NAME(plus)(NAME(get)(at), s[r][v], &f), &f, signed_zero, sizeof(REAL) == 8);
           NAME(put)(at, s[r][v]);
         }
     }
 }
 static __attribute__((noinline)) void NAME(add_on)(const NAME(tile) *t, const REAL *a, int64_t n) {
-  NAME(add_plain)(t, a, n, 1, 0);
+  NAME(add_plain)(t, a, 0, n, n, 1, 0);
 }
 static __attribute__((noinline)) void NAME(add_chunk)(const NAME(tile) *t, const REAL *a, int64_t n) {
-  NAME(add_plain)(t, a, n, 0, 1);
+  NAME(add_plain)(t, a, 0, n, n, 0, 1);
 }
-static __attribute__((noinline)) void NAME(add_alone)(const NAME(tile) *t, const REAL *a, int64_t n) {
-  NAME(add_plain)(t, a, n, 0, 0);
+/* n of the `all` products of a step. */
+static __attribute__((noinline)) void NAME(add_alone)(const NAME(tile) *t, const REAL *a, REAL *sum, int64_t n,
+                                                      int64_t all) {
+  NAME(add_plain)(t, a, sum, n, all, 0, 0);
 }
 
 static __attribute__((noinline)) void NAME(add_start)(const NAME(tile) *t) {
@@ -327,6 +334,49 @@ static __attribute__((noinline)) void join_stages(const tile_double *t) {
     NAME(put)(t->sum + i, sum);
   }
 }
+
+/* Terms that are the groups' sums times their scales: these and the accumulator are cut toward zero
+ * at fraction_bits below the largest exponent, of scales alone, and added; in that rounding mode. */
+static __attribute__((noinline)) void join_groups(const tile_double *t, int groups) {
+  const matmul j = *t->j;
+  const int64_t plane = t->rows * PANEL;
+  for (int64_t i = 0; i < plane; i += L) {
+    const V start = NAME(get)(t->accumulator + i);
+    I e = NAME(most)(NAME(exponents_of)(start, j.lowest_accumulator), NAME(same)(j.floor));
+    V terms[GROUPS + 1] = {0};
+    for (int g = 0; g < groups; g++) {
+      const V a = NAME(splat)(t->row_scales[g * t->rows + i / PANEL]), b = NAME(get)(t->column_scales + g * PANEL + i % PANEL);
+      const I of_scales = NAME(exponents_of)(a, j.lowest_scale) + NAME(exponents_of)(b, j.lowest_scale);
+      const I counts = NAME(top_of)(t->top + g * plane + i) >= j.lowest_a + j.lowest_b;
+      e = NAME(most)(e, NAME(pick)(counts, of_scales, e));
+      terms[g] = NAME(get)(t->sum + g * plane + i) * (a * b);
+    }
+    terms[groups] = start;
+    const I unit = NAME(power)(e - j.fraction_bits + TRAILING);
+    V sum = {0};
+    for (int g = 0; g <= groups; g++) {
+      const V c = (V)(unit | ((I)terms[g] & MINUS));
+      sum += (terms[g] + c) - c;
+    }
+    NAME(put)(t->sum + i, sum);
+  }
+}
+
+static void add_groups(tile_double *t, const double *a, const int16_t *ea, int64_t n) {
+  const matmul *j = t->j;
+  double *b = t->b;
+  int groups = 0;
+  rounds(NEAREST);
+  for (int64_t first = 0; first < n; first += j->group, groups++) {
+    const int64_t count = n - first < j->group ? n - first : j->group, plane = groups * t->rows * PANEL;
+    t->b = b + first * PANEL;
+    NAME(largest)(t, ea, t->top + plane, first, count, n);
+    NAME(add_alone)(t, a + first, t->sum + plane, count, n);
+  }
+  t->b = b;
+  rounds(TOWARD_ZERO);
+  join_groups(t, groups);
+}
 #endif
 
 /* A step: n products, whose operands are packed. */
@@ -336,8 +386,12 @@ static void NAME(add_step)(NAME(tile) *t, const REAL *a, const EXPONENT *ea, int
     rounds(NEAREST);
     if (j->kind == IN_ORDER) { NAME(add_on)(t, a, n); return; }
     if (j->rounding == NEAREST) { NAME(add_chunk)(t, a, n); return; }
-    NAME(add_alone)(t, a, n);
+    NAME(add_alone)(t, a, t->sum, n, n);
     NAME(add_start)(t);
+#if defined(WIDE)
+  } else if (j->kind == GROUPED) {
+    add_groups(t, a, ea, n);
+#endif
   } else {
     const int64_t first = j->groups == 2 ? (n + 1) / 2 : n, plane = t->rows * PANEL;
     rounds(TOWARD_ZERO);
@@ -362,19 +416,20 @@ static void NAME(get_scales)(const float *from, int64_t apart, int64_t i, int64_
 /* Products k0 to k1 of a tile, whose left operand is packed; b begins at its columns. */
 static void NAME(run_steps)(NAME(tile) *t, const float *b, int64_t m, int64_t n, int64_t rows, int64_t k0, int64_t k1) {
   const matmul *j = t->j;
-  REAL scale_b[PANEL], *scale_a = t->row_scales;
   for (int64_t k = k0; k < k1; k += j->step) {
     const int64_t count = k1 - k < j->step ? k1 - k : j->step, end = k + count;
     const int promotes = j->interval && (end % j->interval == 0 || end == j->k);
     NAME(pack_columns)(t, b + k, count);
-    if (j->scale_a && (j->inside || promotes)) {
-      NAME(get_scales)(j->scale_a + m * j->lds_a, j->lds_a, k / j->block, rows, t->rows, scale_a);
-      NAME(get_scales)(j->scale_b + n * j->lds_b, j->lds_b, k / j->block, t->columns, PANEL, scale_b);
+    const int64_t apart = j->kind == GROUPED ? j->group : count; /* products of one scale */
+    for (int64_t i = 0; j->scale_a && (j->inside || promotes) && i * apart < count; i++) {
+      const int64_t at = (k + i * apart) / j->block;
+      NAME(get_scales)(j->scale_a + m * j->lds_a, j->lds_a, at, rows, t->rows, t->row_scales + i * t->rows);
+      NAME(get_scales)(j->scale_b + n * j->lds_b, j->lds_b, at, t->columns, PANEL, t->column_scales + i * PANEL);
     }
-    t->scale_b = scale_b;
-    t->scale_a = j->scale_a && j->inside ? scale_a : 0;
+    t->scale_b = t->column_scales;
+    t->scale_a = j->scale_a && j->inside ? t->row_scales : 0;
     NAME(add_step)(t, t->a + (k - k0) * t->rows, t->ea + (k - k0) * t->rows, count);
-    t->scale_a = j->scale_a && !j->inside ? scale_a : 0;
+    t->scale_a = j->scale_a && !j->inside ? t->row_scales : 0;
     rounds(NEAREST);
     if (promotes) NAME(promote)(t);
   }
@@ -406,18 +461,19 @@ static void NAME(run_rows)(NAME(tile) *t, int64_t m, int64_t rows, int64_t n0, i
 /* Nonzero without memory. */
 static int32_t NAME(run)(const matmul *j, int64_t m0, int64_t m1, int64_t n0, int64_t n1) {
   const int64_t most = (j->rows + PADDED - 1) / PADDED * PADDED, plane = most * PANEL;
-  const int64_t tiles = (n1 - n0 + PANEL - 1) / PANEL, sums = 2 * plane * (tiles + 1);
-  const int64_t reals = most * j->deep + 3 * PANEL * j->step + most + sums;
-  const int64_t small = most * j->deep + PANEL * j->step + 2 * plane;
+  const int64_t tiles = (n1 - n0 + PANEL - 1) / PANEL, sums = plane * (2 * tiles + GROUPS);
+  const int64_t reals = most * j->deep + 3 * PANEL * j->step + GROUPS * (most + PANEL) + sums;
+  const int64_t small = most * j->deep + PANEL * j->step + GROUPS * plane;
   REAL *a = malloc((size_t)reals * sizeof(REAL) + (size_t)small * sizeof(EXPONENT));
   if (!a) return 1;
-  REAL *b = a + most * j->deep, *scales = b + 3 * PANEL * j->step, *sum = scales + most;
+  REAL *b = a + most * j->deep, *scales = b + 3 * PANEL * j->step, *sum = scales + GROUPS * (most + PANEL);
   EXPONENT *ea = (EXPONENT *)(a + reals), *eb = ea + most * j->deep;
-  NAME(tile) t = {.j = j, .a = a, .b = b, .ea = ea, .eb = eb, .top = eb + PANEL * j->step, .sum = sum, .row_scales = scales};
+  NAME(tile) t = {.j = j, .a = a, .b = b, .ea = ea, .eb = eb, .top = eb + PANEL * j->step, .sum = sum, .row_scales = scales,
+                  .column_scales = scales + GROUPS * most};
   for (int64_t m = m0; m < m1; m += most) {
     const int64_t rows = m1 - m < most ? m1 - m : most;
     t.rows = (rows + PADDED - 1) / PADDED * PADDED;
-    NAME(run_rows)(&t, m, rows, n0, n1, sum + 2 * plane);
+    NAME(run_rows)(&t, m, rows, n0, n1, sum + GROUPS * plane);
   }
   free(a);
   return 0;

@@ -15,7 +15,8 @@ from functools import lru_cache
 from lowprec.spec.datapath import Aligned, Datapath, Tree, TwoStage
 from lowprec.spec.format import FloatFormat, Format
 
-ALIGNED, TWO_STAGE, CHUNKS, IN_ORDER = range(4)
+ALIGNED, TWO_STAGE, CHUNKS, IN_ORDER, GROUPED = range(5)
+_GROUPS = 4  # most terms of a grouped step
 ROUNDINGS = {"nearest-even": 0, "down": 1, "up": 2, "toward-zero": 3}
 # Of float32 and float64: bits of the significand, and exponents that constants keep to.
 _SINGLE, _DOUBLE = (24, -126, 127), (53, -1000, 1000)
@@ -42,7 +43,7 @@ class CMatmul(ctypes.Structure):
             for name in (
                 "wide", "kind", "step", "groups", "fraction_bits", "dot_bits", "sum_bits",
                 "lowest_a", "lowest_b", "lowest_accumulator", "floor", "rounding", "signed_zero",
-                "interval", "block", "inside",
+                "interval", "block", "inside", "group", "lowest_scale",
             )
         ],
         ("rows", c_int64),
@@ -152,7 +153,10 @@ def _numbers(case: Case, kind: int, wide: bool, **more: int | CTarget) -> CMatmu
     if scaling and scaling.position == "inside":
         powers = all(isinstance(f, FloatFormat) and f.precision == 1 for f in scaling.formats)
         whole = path.step is not None and scaling.block % path.step == 0
-        if scaling.group or not powers or not whole or not wide or kind != ALIGNED:
+        per_step = kind in (ALIGNED, CHUNKS) and powers and whole and wide and not scaling.group
+        if not (per_step or kind == GROUPED) or len(scaling.formats) > 1:
+            return None
+        if kind == CHUNKS and path.rounding != "nearest-even":
             return None
     numbers: dict[str, int | CTarget] = {
         "wide": wide,
@@ -167,6 +171,8 @@ def _numbers(case: Case, kind: int, wide: bool, **more: int | CTarget) -> CMatmu
         "interval": promotion.interval if promotion else 0,
         "block": scaling.block if scaling else 0,
         "inside": scaling is not None and scaling.position == "inside",
+        "group": (scaling.group or 0) if scaling else 0,
+        "lowest_scale": _lowest_scale(path),
         "rows": _ROWS,
         "result": _target(case, result),
         "promotion": _target(case, promotion.format) if promotion else CTarget(24, -126, 0),
@@ -175,6 +181,12 @@ def _numbers(case: Case, kind: int, wide: bool, **more: int | CTarget) -> CMatmu
     step = numbers["step"]
     assert isinstance(step, int)
     return CMatmul(**numbers, deep=max(_DEEP // (1 + wide) // step, 1) * step)
+
+
+def _lowest_scale(path: Datapath) -> int:
+    """The least exponent of a scale."""
+    formats = path.scaling.formats if path.scaling else ()
+    return formats[0].emin if formats and isinstance(formats[0], FloatFormat) else 0
 
 
 def _target(case: Case, fmt: Format) -> CTarget:
@@ -229,14 +241,30 @@ def _aligned(case: Case, addition: Aligned) -> CMatmul | None:
         return None
     more = {"fraction_bits": bits, "floor": _floor(case)}
     largest = max(fmt.emax for fmt in case.formats)
-    narrow = sum(fmt.precision for fmt in case.formats) <= 24 and case.path.scaling is None
-    narrow |= case.path.scaling is not None and case.path.scaling.position == "outside"
+    scaling = case.path.scaling
+    if scaling is not None and scaling.group:
+        return _grouped(case, scaling.group, bits)
+    narrow = sum(fmt.precision for fmt in case.formats) <= 24
+    narrow &= scaling is None or scaling.position == "outside"
     bytes_hold = 2 * largest <= 127 and largest + _NO_EXPONENT < case.lowest
     if narrow and bytes_hold and _room(case, bits, _SINGLE):
         found = _numbers(case, ALIGNED, False, **more)
         if found is not None:
             return found
     return _numbers(case, ALIGNED, True, **more) if _room(case, bits, _DOUBLE) else None
+
+
+def _grouped(case: Case, group: int, bits: int) -> CMatmul | None:
+    """Exact sums of a group's products; significands of scales, below 2, make its term's."""
+    addition, accumulator = case.path.addition, case.path.accumulator
+    assert isinstance(addition, Aligned)
+    assert isinstance(accumulator, FloatFormat)
+    sum_bits = floor_log2_of(group * case.product) + 1
+    if -(-case.step // group) > _GROUPS or sum_bits - case.quantum > 40 or sum_bits + bits > 48:
+        return None
+    low = addition.min_exponent
+    floor = min(2 * _lowest_scale(case.path), accumulator.emin) if low is None else low
+    return _numbers(case, GROUPED, True, fraction_bits=bits, floor=floor)
 
 
 def _two_stage(case: Case, addition: TwoStage) -> CMatmul | None:
