@@ -57,6 +57,8 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "nn":
+        return import_module("lowprec.nn")
     if name not in _HOME:
         raise AttributeError(f"module 'lowprec' has no attribute {name!r}")
     module, there = _HOME[name]
@@ -66,4 +68,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, "nn"})

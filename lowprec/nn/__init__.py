@@ -9,6 +9,8 @@ from lowprec.nn.calibration import Calibration, calibrate
 from lowprec.nn.coverage import Coverage, Entry, coverage
 from lowprec.nn.emulation import Emulated
 from lowprec.nn.hf import trace
+from lowprec.nn.modules import *  # noqa: F403
+from lowprec.nn.modules import __all__ as _modules
 from lowprec.nn.optimizer import optimizer_nbytes, quantize_optimizer
 from lowprec.nn.state import load_training_state, training_state
 from lowprec.nn.wrap import unwrap, wrap
@@ -27,4 +29,5 @@ __all__ = [
     "training_state",
     "unwrap",
     "wrap",
+    *_modules,
 ]

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.pytorch_utils import Conv1D  # noqa: F401 - `lowprec.nn.modules` has it from here
 
 from lowprec.errors import LowprecError
 from lowprec.nn.emulation import Emulated, release, sites_of

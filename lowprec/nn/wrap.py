@@ -46,7 +46,7 @@ def wrap(
         raise LowprecError("the model is wrapped already; unwrap it first")
     check(model, recipe)
     todo = _emulated(
-        (module, _sites(module, path, recipe, strict and module is model))
+        (module, sites_for(module, path, recipe, strict and module is model))
         for path, module in model.named_modules()
     )
     for module, sites in todo:
@@ -84,7 +84,8 @@ def recipe_of(model: nn.Module) -> Recipe | None:
     return getattr(model, _RECIPE, None)
 
 
-def _sites(module: nn.Module, path: str, recipe: Recipe, strict: bool) -> Sites:
+def sites_for(module: nn.Module, path: str, recipe: Recipe, strict: bool = False) -> Sites:
+    """What the rules make of a module at `path`."""
     names = [n for n, p in module.named_parameters(recurse=False) if p.dim() > 1 and n != "weight"]
     return Sites(type(module), possible(module), names, path, recipe, strict)
 
