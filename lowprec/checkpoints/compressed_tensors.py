@@ -246,7 +246,7 @@ def _activation(
     if args is None:
         return None, []
     if args.dynamic is True and args.block is not None:
-        return Activation(load_or_make(args)), []
+        return Activation(dynamic_quantizer(args)), []
     name = f"{module}.input_scale"
     if not args.dynamic and args.block == "tensor" and args.symmetric and name in files:
         files.expect(name, _FLOAT_DTYPES, (), (1,))
@@ -264,7 +264,7 @@ def _activation(
     )
 
 
-def load_or_make(args: Args) -> Quantizer:
+def dynamic_quantizer(args: Args) -> Quantizer:
     """The quantizer of an input whose scales are computed at every call."""
     if args.microscaled:
         return load_quantizer("mxfp4/even" if args.element == _E2M1 else "mxfp8_e4m3/rceil")

@@ -89,6 +89,8 @@ class Codes(nn.Module):
         """The values (N, K), computed in tiles of rows."""
         n, k = self.shape
         y = torch.empty(n, k, dtype=dtype or self.dtype, device=self._like.device)
+        if y.is_meta:
+            return y
         packed = self.packed()
         with _unwatched():
             for rows in _tiles(packed):
@@ -100,7 +102,7 @@ class Codes(nn.Module):
         """The values (..., K) of the rows that `index` names, without the others."""
         n, k = self.shape
         packed = self.packed()
-        if not _is_sliceable(packed, 1):
+        if self._like.is_meta or not _is_sliceable(packed, 1):
             return F.embedding(index, self.dequantize(dtype))
         wrong = (index < 0) | (index >= n)
         if bool(wrong.any()):
@@ -180,7 +182,7 @@ class StoredLinear(nn.Linear):
     def quantized_input(self, x: Tensor) -> Tensor:
         """x', of which K is the last axis."""
         activation = self.activation
-        if activation is None:
+        if activation is None or x.is_meta:
             return x
         fmt, scale = activation.quantizer.format, activation.scale
         if scale is not None and not (isinstance(fmt, BlockFormat) and fmt.outer):

@@ -126,6 +126,19 @@ def test_experts() -> None:
     assert experts.nbytes == 3 * 64 * 64 * 17 // 32
 
 
+def test_on_the_meta_device_there_are_shapes() -> None:
+    activation = Activation(load_quantizer("float8_e4m3fn/amax:channel"))
+    linear = StoredLinear.from_codes(
+        Codes(lp.quantize(normal(48, 64), "mxfp4/rceil")), activation=activation
+    ).to("meta")
+    y = linear(torch.empty(2, 64, device="meta"))
+    assert (y.shape, y.is_meta) == ((2, 48), True)
+    embedding = StoredEmbedding.adopt(
+        nn.Embedding(48, 64, device="meta"), Codes(lp.quantize(normal(48, 64), "mxfp4/rceil"))
+    ).to("meta")
+    assert embedding(torch.zeros(2, 3, dtype=torch.long, device="meta")).shape == (2, 3, 64)
+
+
 def test_what_does_not_fit() -> None:
     with pytest.raises(LowprecError, match="expected a matrix"):
         Codes(lp.quantize(normal(2, 32, 64), "mxfp4/rceil"))
