@@ -188,9 +188,12 @@ class Emulated(nn.Module):
     """What `wrap` makes of a module: the same object, of a subclass of its class."""
 
     def extra_repr(self) -> str:
-        rules = dict.fromkeys(site.rule for site in sites_of(self))
-        spelled = [f"{name}={q.spell()}" for rule in rules for name, q in rule.quantizers()]
-        return ", ".join([super().extra_repr(), *spelled]).lstrip(", ")
+        words: list[str] = []
+        for site in sites_of(self):
+            if site.spelled:
+                vector = f"{site.operation} " if is_vector(site.operation) else ""
+                words.append(vector + site.spelled.replace(" ", ", "))
+        return ", ".join([super().extra_repr(), *dict.fromkeys(words)]).lstrip(", ")
 
 
 @functools.cache
@@ -241,6 +244,15 @@ def _phase(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """decode where one token each follows cached ones, else prefill."""
     cache = kwargs.get("past_key_values", kwargs.get("cache"))
     tokens = next((t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)), None)
-    cached = cache is not None and hasattr(cache, "get_seq_length") and cache.get_seq_length() > 0
     one = tokens is not None and tokens.dim() > 1 and tokens.shape[1] == 1
-    return "decode" if cached and one else "prefill"
+    return "decode" if one and _is_filled(cache) else "prefill"
+
+
+def _is_filled(cache: Any) -> bool:
+    """Whether a transformers cache holds positions; one of states alone does not count them."""
+    if not hasattr(cache, "get_seq_length"):
+        return False
+    try:
+        return bool(cache.get_seq_length() > 0)
+    except ValueError:
+        return True

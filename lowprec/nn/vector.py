@@ -76,6 +76,7 @@ def run(
     approximate: Function | None,
     axis: int,
     x: Tensor,
+    /,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
