@@ -50,26 +50,26 @@ def gptq(
     """
     factor = _factor(hessian, damping, where).to(weight.dtype)
     grid = fixed(weight, quantizer, scale)
-    elements = torch.empty_like(weight, dtype=grid.element.word.dtype)
-    w, columns = weight.clone(), weight.shape[1]
-    for start in range(0, columns, _COLUMNS):
-        end = min(start + _COLUMNS, columns)
+    # Column by column in memory.
+    w = weight.T.clone(memory_format=torch.contiguous_format)
+    elements = torch.empty_like(w, dtype=grid.dtype)
+    for start in range(0, len(w), _COLUMNS):
+        end = min(start + _COLUMNS, len(w))
         errors = _round_columns(w, factor, grid, elements, start, end)
-        w[:, end:] -= errors @ factor[start:end, end:]
-    return grid.codes(elements)
+        w[end:] -= factor[start:end, end:].T @ errors
+    return grid.codes(elements.T.contiguous())
 
 
 def _round_columns(
     w: Tensor, factor: Tensor, grid: Fixed, elements: Tensor, start: int, end: int
 ) -> Tensor:
-    """The errors (N, end - start) of these columns, each over its diagonal element; their elements
-    are written, and what they do to each other is done."""
-    errors = torch.empty_like(w[:, start:end])
+    """The errors (end - start, N) of these columns of w.T, each over its diagonal element; their
+    elements are written, and what they do to each other is done."""
+    errors = torch.empty_like(w[start:end])
     for j in range(start, end):
-        elements[:, j], values = grid.column(w[:, j], j)
-        error = (w[:, j] - values) / factor[j, j]
-        w[:, j + 1 : end] -= torch.outer(error, factor[j, j + 1 : end])
-        errors[:, j - start] = error
+        elements[j], values = grid.column(w[j], j)
+        error = torch.div(w[j] - values, factor[j, j], out=errors[j - start])
+        w[j + 1 : end].addr_(factor[j, j + 1 : end], error, alpha=-1)
     return errors
 
 

@@ -168,7 +168,7 @@ def test_the_hessian_is_that_of_the_transformed_activation():
 def test_each_expert_has_its_own_codes(build, ids, family):
     model = build(family)
     model.set_experts_implementation("eager")
-    recipe = "*.experts*: weight=int4/amax:channel transform.gptq"
+    recipe = "*.layers.0.*experts*: weight=int4/amax:channel transform.gptq"
     wrap(model, recipe)
     calibrate(model, [torch.randint(3, 96, (8, 64), generator=torch.Generator().manual_seed(2))])
     experts = model.model.layers[0].mlp.experts
