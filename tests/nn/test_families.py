@@ -99,20 +99,17 @@ def test_state_dict_and_deepcopy(name: str) -> None:
     assert same(outputs(other, family), expected)
 
 
-@each
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "llama4"])
 @pytest.mark.parametrize("first", ["wrap", "offload"])
 def test_weights_offloaded_to_disk(name: str, first: str, tmp_path: Path) -> None:
+    """All of them; accelerate cannot offload all of a plain Llama 4, whose experts' module hands
+    one of its children a parameter of another."""
     family = FAMILIES[name]
     expected = outputs(lp.wrap(family.build(), FULL), family)
     model = family.build()
     if first == "wrap":
         lp.wrap(model, FULL)
-    accelerate.disk_offload(
-        model,
-        str(tmp_path),
-        execution_device=torch.device("cpu"),
-        preload_module_classes=["Llama4TextMoe"],  # reads its children's weights itself
-    )
+    accelerate.disk_offload(model, str(tmp_path), execution_device=torch.device("cpu"))
     if first == "offload":
         lp.wrap(model, FULL)
     assert any(p.device.type == "meta" for p in model.parameters())
