@@ -11,8 +11,9 @@ from torch import nn
 
 import lowprec as lp
 from lowprec.errors import LowprecError
-from lowprec.nn import stored
-from lowprec.nn.stored import Activation, Codes, StoredEmbedding, StoredExperts, StoredLinear
+from lowprec.nn import codes as codes_module
+from lowprec.nn.codes import Codes
+from lowprec.nn.stored import Activation, StoredEmbedding, StoredExperts, StoredLinear
 from lowprec.spec import load_quantizer
 
 QUANTIZERS = (
@@ -36,7 +37,7 @@ def test_values_whole_in_tiles_and_by_row(
     expected, codes = q.dequantize(), Codes(q)
     index = torch.arange(400).reshape(2, 200) * 7 % shape[0]
     for tile in (1 << 20, 1 << 12, 1):
-        monkeypatch.setattr(stored, "TILE", tile)
+        monkeypatch.setattr(codes_module, "TILE", tile)
         assert torch.equal(codes.dequantize(), expected)
     assert torch.equal(codes.rows(index), expected[index])
     assert codes.nbytes == q.pack().nbytes == sum(b.nbytes for b in codes.state_dict().values())
