@@ -39,6 +39,7 @@ class Audit(TorchDispatchMode):
     def __init__(self, model: nn.Module, recipe: Recipe | None, strict: bool = False) -> None:
         super().__init__()
         self.flops: Counter[tuple[str, str, Site | None]] = Counter()
+        self.calls: Counter[Site] = Counter()  # how often the work of each site has run
         self._recipe, self._strict = recipe, strict
         self._running = Running(model)
         self._site: Site | None = None
@@ -58,6 +59,7 @@ class Audit(TorchDispatchMode):
         counts."""
         outer = self._site, self._counted
         self._site, self._counted = site, flops is not None
+        self.calls[site] += 1
         if flops is not None:
             self.flops[site.path, site.operation, site] += flops
         try:

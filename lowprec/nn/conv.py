@@ -37,14 +37,8 @@ def _handler(function: Any) -> Callable[..., Any]:
         if site is None:
             return NotImplemented
         geometry = Geometry.of(weight, stride, padding, dilation, groups)
-        with mode.emulating(site):
-            if site.rule.datapath is not None:
-                y = under(site, input, weight, geometry)
-                y = y if bias is None else y + bias.view(-1, *[1] * (weight.dim() - 2))
-            else:
-                x, w = _operands(site, input, weight, groups, transposed=False)
-                y = function(x, w, bias, stride, padding, dilation, groups)
-            return site.operand("output", y, 1 - weight.dim())
+        rest = (stride, padding, dilation, groups)
+        return _convolved(mode, site, function, (input, weight, bias), geometry, rest)
 
     return handler
 
@@ -65,14 +59,8 @@ def _handler_of_transposed(function: Any) -> Callable[..., Any]:
         if site is None:
             return NotImplemented
         geometry = Geometry.of(weight, stride, padding, dilation, groups, output_padding)
-        with mode.emulating(site):
-            if site.rule.datapath is not None:
-                y = under(site, input, weight, geometry)
-                y = y if bias is None else y + bias.view(-1, *[1] * (weight.dim() - 2))
-            else:
-                x, w = _operands(site, input, weight, groups, transposed=True)
-                y = function(x, w, bias, stride, padding, output_padding, groups, dilation)
-            return site.operand("output", y, 1 - weight.dim())
+        rest = (stride, padding, output_padding, groups, dilation)
+        return _convolved(mode, site, function, (input, weight, bias), geometry, rest)
 
     return handler
 
@@ -83,14 +71,27 @@ for _function in (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d):
     HANDLERS[_function] = _handler_of_transposed(_function)
 
 
-def _operands(
-    site: Site, x: Tensor, weight: Tensor, groups: int, transposed: bool
-) -> tuple[Tensor, Tensor]:
-    """Activation (N, C, *sizes) and weight of a convolution, quantized."""
+def _convolved(
+    mode: Emulator,
+    site: Site,
+    function: Any,
+    operands: tuple[Tensor, Tensor, Tensor | None],
+    geometry: Geometry,
+    rest: tuple[Any, ...],
+) -> Tensor:
+    """The convolution of x (N, C, *sizes) or (C, *sizes); `rest`: the function's last arguments."""
+    x, weight, bias = operands
     channels = 1 - weight.dim()
-    grouped = x.unflatten(channels, (groups, -1))
-    xq = site.operand("activation", grouped, channels).flatten(channels - 1, channels)
-    return xq, _weight(site, weight, groups, transposed)
+    if site.rule.datapath is not None:
+        with mode.emulating(site, geometry.flops(x, weight)):
+            y = under(site, x, weight, geometry)
+            y = y if bias is None else y + bias.view(-1, *[1] * len(geometry.kernel))
+            return site.operand("output", y, channels)
+    with mode.emulating(site):
+        grouped = x.unflatten(channels, (geometry.groups, -1))
+        xq = site.operand("activation", grouped, channels).flatten(channels - 1, channels)
+        wq = _weight(site, weight, geometry.groups, geometry.transposed)
+        return site.operand("output", function(xq, wq, bias, *rest), channels)
 
 
 def _weight(site: Site, weight: Tensor, groups: int, transposed: bool) -> Tensor:

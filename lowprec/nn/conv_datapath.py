@@ -74,6 +74,19 @@ class Geometry:
         ones = (1,) * len(kernel)
         return Geometry(ones, dilations, kernel, ends, last, strides, groups, True)
 
+    def flops(self, x: Tensor, weight: Tensor) -> int:
+        """Of the dense product without the zeros; 2 for a multiply-add."""
+        count = len(self.kernel)
+        positions = x.numel() // x.shape[-1 - count]
+        if not self.transposed:
+            sizes = zip(
+                x.shape[-count:], self.before, self.after, self.kernel, self.dilation, self.stride,
+                strict=True,
+            )  # fmt: skip
+            outputs = [(n + b + a - d * (k - 1) - 1) // s + 1 for n, b, a, k, d, s in sizes]
+            positions = positions // math.prod(x.shape[-count:]) * math.prod(outputs)
+        return 2 * positions * weight.numel()
+
 
 def under(site: Site, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """The convolution of x (N, C, *sizes) or (C, *sizes), without a bias, as `site` says.

@@ -13,6 +13,7 @@ from lowprec.nn.audit import Audit
 from lowprec.nn.emulation import Emulated, sites_of
 from lowprec.nn.hf import ghost, token_ids
 from lowprec.nn.site import Site
+from lowprec.nn.whole import is_vector
 from lowprec.nn.wrap import recipe_of
 from lowprec.spec import Recipe, Rule
 
@@ -58,13 +59,26 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class VectorEntry:
+    """A norm, softmax, elementwise operation, add or embedding of one module that ran emulated:
+    how often in the watched pass, and its operands and approximations as the rule spells them."""
+
+    path: str
+    kind: str
+    calls: int
+    operands: str
+
+
+@dataclass(frozen=True)
 class Coverage:
     """Every matmul, convolution and attention of one pass; the shares of FLOP add up to 1.
+    Beside them the vector operations that a rule has reached; of others there is no list.
 
     FLOP are those of the dense product: positions that an attention's mask leaves out count.
     """
 
     entries: tuple[Entry, ...]
+    vector: tuple[VectorEntry, ...] = ()
 
     @property
     def share(self) -> float:
@@ -83,14 +97,20 @@ class Coverage:
             f"{row['operands']}  {row['reason']}".rstrip()
             for row in self.to_json()
         ]
+        kinds: dict[tuple[str, str, str], int] = {}
+        for entry in self.vector:
+            row = (_pattern(entry.path), entry.kind, entry.operands)
+            kinds[row] = kinds.get(row, 0) + 1
+        lines += [f"{'':8}  {n:4} x {'  '.join(row)}" for row, n in kinds.items()]
         return "\n".join([*lines, f"{self.share:8.3%}  of the FLOP of all matmuls is emulated"])
 
     def to_json(self) -> list[dict[str, Any]]:
         """A row for the modules that differ in layer numbers only and are treated alike."""
         rows: dict[tuple[str, ...], list[Entry]] = {}
         for entry in self.entries:
-            pattern = ".".join("*" if p.isdecimal() else p for p in entry.path.split("."))
-            rows.setdefault((pattern, entry.kind, entry.spelled, entry.reason), []).append(entry)
+            rows.setdefault(
+                (_pattern(entry.path), entry.kind, entry.spelled, entry.reason), []
+            ).append(entry)
         return [
             {
                 "modules": modules,
@@ -135,8 +155,18 @@ def coverage(
         tuple(
             _entry(key, count, count / total, recipe, shared, key in audit.flops)
             for key, count in flops.items()
-        )
+        ),
+        tuple(
+            VectorEntry(site.path, site.operation, calls, site.spelled)
+            for site, calls in audit.calls.items()
+            if is_vector(site.operation) or site.operation == "embedding"
+        ),
     )
+
+
+def _pattern(path: str) -> str:
+    """A path without its layers' numbers."""
+    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 
 
 def _entry(
@@ -153,7 +183,7 @@ def _entry(
     operands: tuple[tuple[str, str], ...] = ()
     datapath = ""
     if site:
-        operands = tuple((name, q.spell()) for name, q in site.rule.quantizers())
+        operands = tuple((name, q.spell()) for name, q in site.quantizers())
         datapath = site.rule.datapath.name if site.rule.datapath else ""
         if path in shared and site.rule.weight:
             reasons.insert(0, f"weight shared with {shared[path]}; quantized for this module alone")

@@ -2,8 +2,8 @@
 
 A class here takes the arguments of the torch class it is named after, and as keywords the fields
 of a `Rule`: operands, ``datapath``, ``transform``, ``approximation`` and so on, as text, dicts or
-spec objects. It is a subclass of the torch class, with the same state_dict; `unwrap` makes the torch
-module of it again.
+spec objects. It is a subclass of the torch class, with the same state_dict; `unwrap` makes the
+torch module of it again.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from lowprec.nn.delayed import History
 from lowprec.nn.scales import given, scale_shape
 from lowprec.nn.transforms import SiteTransform
 from lowprec.nn.weights import Weights
-from lowprec.spec import Quantizer, Rule
+from lowprec.spec import OPERANDS, Quantizer, Rule
 
 
 class Site:
@@ -34,6 +35,19 @@ class Site:
         self.transform = SiteTransform(rule.transform, path) if rule.transform else None
         self.histories: dict[str, History] = {}
         self.draws = 0
+
+    def quantizers(self) -> Iterator[tuple[str, Quantizer]]:
+        """Those of the rule that this operation has operands for."""
+        names = OPERANDS[self.operation]
+        return ((name, q) for name, q in self.rule.quantizers() if name in names)
+
+    @property
+    def spelled(self) -> str:
+        """Its operands and approximations, as a rule spells them."""
+        units = self.rule.approximation
+        words = [f"{name}={q.spell()}" for name, q in self.quantizers()]
+        words += [f"{name}={how.spell()}" for name, how in units or () if how is not None]
+        return " ".join(words)
 
     def operand(self, name: str, x: Tensor, axis: int = -1) -> Tensor:
         """`x` as the rule quantizes that operand, blocks along `axis`; straight-through."""
