@@ -21,6 +21,7 @@ test: $(STAMP)
 bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/kernels.py --peers
 	$(VENV)/bin/python benchmarks/models.py
+	$(VENV)/bin/python benchmarks/datapaths.py
 	$(VENV)/bin/python benchmarks/gpu.py
 
 clean:

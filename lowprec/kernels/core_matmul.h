@@ -6,7 +6,7 @@
 #include <fenv.h>
 #endif
 
-enum { ALIGNED, TWO_STAGE, CHUNKS, IN_ORDER, GROUPED };
+enum { ALIGNED, TWO_STAGE, CHUNKS, IN_ORDER, GROUPED, ROUNDED };
 enum { PANEL = 32, PADDED = 12, GROUPS = 4, NOTHING = -8192 /* an exponent below all others */ };
 
 typedef struct { int32_t precision, emin; float max; } target; /* a float format to round to */
@@ -20,15 +20,16 @@ typedef struct {
   int32_t wide;       /* whether REAL is double */
   int32_t kind, step, groups, fraction_bits, dot_bits, sum_bits;
   int32_t lowest_a, lowest_b, lowest_accumulator, floor; /* least exponents; of a sum of products */
-  int32_t rounding, signed_zero;  /* a mode of SSE's control register: see rounds() */
+  int32_t rounding, term_rounding, signed_zero; /* modes: see rounds() */
   int32_t interval;   /* products per promotion, or 0 */
   int32_t block, inside, group, lowest_scale; /* group: products per term of a grouped step */
   int64_t rows, deep; /* rows of a, and products (whole steps), at a time */
   target result, promotion;
 } matmul;
 
-/* Whether products are cut one by one. */
+/* Whether products are cut toward zero one by one; whether others need exponents, too. */
 static int cuts(int kind) { return kind == ALIGNED || kind == TWO_STAGE; }
+static int aligns(int kind) { return kind == GROUPED || kind == ROUNDED; }
 
 /* The rounding mode: 0 nearest even, 1 down, 2 up, 3 toward zero; with subnormals. Functions whose
  * results depend on it are not inlined, so that none of their operations moves over a call. */

@@ -79,7 +79,7 @@ static void NAME(pack_rows)(const matmul *j, const float *from, int64_t rows, in
                             EXPONENT *ea) {
   for (int64_t m = 0; m < most; m++, from += j->lda)
     for (int64_t k = 0; k < n; k++) a[m * n + k] = m < rows ? from[k] : 0;
-  if (cuts(j->kind) || j->kind == GROUPED) NAME(put_exponents)(a, ea, most * n, j->lowest_a);
+  if (cuts(j->kind) || aligns(j->kind)) NAME(put_exponents)(a, ea, most * n, j->lowest_a);
 }
 
 /* Columns of a step's operand, k by k. For cut sums magnitudes of positive, negative and again of
@@ -93,7 +93,7 @@ static void NAME(pack_columns)(const NAME(tile) *t, const float *from, int64_t n
   for (int64_t c = 0; c < PANEL; c += GROUP)
     for (int64_t k = 0; k < n; k++)
       for (int64_t i = c; i < c + GROUP; i++) b[k * stride + i] = i < columns ? from[i * apart + k] : 0;
-  if (t->j->kind == GROUPED) NAME(put_exponents)(b, t->eb, n * PANEL, lowest);
+  if (aligns(t->j->kind)) NAME(put_exponents)(b, t->eb, n * PANEL, lowest);
   for (int64_t k = 0; cut && k < n; k++) {
     REAL *restrict row = b + k * stride;
     NAME(put_exponents)(row, t->eb + k * PANEL, PANEL, lowest);
@@ -132,37 +132,43 @@ INLINE I NAME(top_of)(const EXPONENT *top) {
 /* VECTORS of a row at once: as many as registers hold. */
 enum { NAME(VECTORS) = 4, NAME(WIDTH) = NAME(VECTORS) * L };
 
+/* 2^TRAILING times the unit that the terms of m's row and of these columns are cut to, and the
+ * accumulator if it is one of them, both by what multiplies the sum later. */
+INLINE V NAME(unit_of)(const NAME(tile) *t, const EXPONENT *top, int64_t m, int64_t column, V *start) {
+  const matmul *j = t->j;
+  I e = NAME(top_of)(top + m * PANEL + column), lowest = NAME(same)(j->floor);
+  *start = (V){0};
+  if (j->kind != TWO_STAGE) {
+    *start = NAME(get)(t->accumulator + m * PANEL + column);
+    I own = NAME(exponents_of)(*start, j->lowest_accumulator);
+    if (t->scale_a) {
+      const I shift = ((I)(t->scale_a[m] * NAME(get)(t->scale_b + column)) >> TRAILING) - BIAS;
+      *start *= (V)NAME(power)(-shift);
+      own -= shift;
+      lowest -= shift;
+    }
+    e = NAME(most)(e, own);
+  }
+  return (V)NAME(power)(NAME(most)(e, lowest) - j->fraction_bits + TRAILING);
+}
+INLINE void NAME(put_sum)(const NAME(tile) *t, int64_t m, int64_t column, V s, REAL *sum) {
+  if (t->scale_a) s *= t->scale_a[m] * NAME(get)(t->scale_b + column);
+  NAME(put)(sum + m * PANEL + column, s);
+}
+
 /* The sum of the step's products and, of aligned additions, of the accumulator, each cut toward zero
  * to a multiple of a unit u, in the rounding mode toward zero: magnitudes are added to 2^TRAILING u,
  * whose unit in the last place is u; positive and negative ones apart. */
 static __attribute__((noinline)) void NAME(add_cut)(const NAME(tile) *t, const REAL *a, const EXPONENT *top,
                                                     REAL *sum, int64_t first, int64_t n, int64_t all) {
-  const matmul *j = t->j;
-  const int aligned = j->kind == ALIGNED, scaled = t->scale_a != 0;
   for (int64_t m = 0; m < t->rows; m++)
     for (int64_t w = 0; w < PANEL; w += NAME(WIDTH)) {
       V plus[NAME(VECTORS)], minus[NAME(VECTORS)];
       for (int v = 0; v < NAME(VECTORS); v++) {
-        const int64_t at = m * PANEL + w + v * L;
-        I e = NAME(top_of)(top + at), lowest = NAME(same)(j->floor);
-        V start = NAME(get)(t->accumulator + at);
-        if (aligned) {
-          I own = NAME(exponents_of)(start, j->lowest_accumulator);
-          if (scaled) {
-            const V s = t->scale_a[m] * NAME(get)(t->scale_b + w + v * L);
-            const I shift = ((I)s >> TRAILING) - BIAS;
-            start = start * (V)NAME(power)(-shift);
-            own -= shift;
-            lowest -= shift;
-          }
-          e = NAME(most)(e, own);
-        }
-        const V c = (V)NAME(power)(NAME(most)(e, lowest) - j->fraction_bits + TRAILING);
-        plus[v] = minus[v] = c;
-        if (aligned) {
-          plus[v] = c + (V)((I)start & (start > 0));
-          minus[v] = c + (V)((I)-start & (start < 0));
-        }
+        V start;
+        const V c = NAME(unit_of)(t, top, m, w + v * L, &start);
+        plus[v] = c + (V)((I)start & (start > 0));
+        minus[v] = c + (V)((I)-start & (start < 0));
       }
       const REAL *b = t->b + first * 3 * PANEL + w;
       for (int64_t k = first; k < first + n; k++, b += 3 * PANEL) {
@@ -176,11 +182,27 @@ static __attribute__((noinline)) void NAME(add_cut)(const NAME(tile) *t, const R
           minus[v] = NAME(madd)(size, NAME(get)(from + PANEL + v * L), minus[v]);
         }
       }
+      for (int v = 0; v < NAME(VECTORS); v++) NAME(put_sum)(t, m, w + v * L, plus[v] - minus[v], sum);
+    }
+}
+
+/* The same of terms that are each rounded in the mode at hand, signs and all. */
+static __attribute__((noinline)) void NAME(add_rounded)(const NAME(tile) *t, const REAL *a, const EXPONENT *top,
+                                                        REAL *sum, int64_t n) {
+  for (int64_t m = 0; m < t->rows; m++)
+    for (int64_t w = 0; w < PANEL; w += NAME(WIDTH)) {
+      V c[NAME(VECTORS)], s[NAME(VECTORS)];
       for (int v = 0; v < NAME(VECTORS); v++) {
-        V s = plus[v] - minus[v];
-        if (scaled) s *= t->scale_a[m] * NAME(get)(t->scale_b + w + v * L);
-        NAME(put)(sum + m * PANEL + w + v * L, s);
+        V start;
+        c[v] = (REAL)1.5 * NAME(unit_of)(t, top, m, w + v * L, &start);
+        s[v] = (start + c[v]) - c[v];
       }
+      const REAL *b = t->b + w;
+      for (int64_t k = 0; k < n; k++, b += PANEL)
+        for (int v = 0; v < NAME(VECTORS); v++)
+          s[v] += NAME(madd)(NAME(splat)(a[m * n + k]), NAME(get)(b + v * L), c[v]) - c[v];
+      /* A difference of equals, -0 where rounding is down, is +0 here. */
+      for (int v = 0; v < NAME(VECTORS); v++) NAME(put_sum)(t, m, w + v * L, (V)((I)s[v] & (s[v] != 0)), sum);
     }
 }
 
@@ -232,6 +254,7 @@ INLINE void NAME(add_plain)(const NAME(tile) *t, const REAL *a, REAL *sum, int64
         for (int v = 0; v < VECTORS; v++)
           s[r][v] = on ? NAME(get)(t->accumulator + (m + r) * PANEL + w + v * L) : (V){0};
       const REAL *b = t->b + w, *x = a + m * all;
+      for (int r = 0; added && r < ROWS; r++) __builtin_prefetch(to + (m + r) * PANEL + w);
       for (int64_t k = 0; k < n; k++, b += PANEL, x++) {
         V y[VECTORS];
         for (int v = 0; v < VECTORS; v++) y[v] = KEPT_IN_REGISTER(NAME(get)(b + v * L));
@@ -388,6 +411,10 @@ static void NAME(add_step)(NAME(tile) *t, const REAL *a, const EXPONENT *ea, int
     if (j->rounding == NEAREST) { NAME(add_chunk)(t, a, n); return; }
     NAME(add_alone)(t, a, t->sum, n, n);
     NAME(add_start)(t);
+  } else if (j->kind == ROUNDED) {
+    NAME(largest)(t, ea, t->top, 0, n, n);
+    rounds(j->term_rounding);
+    NAME(add_rounded)(t, a, t->top, t->sum, n);
 #if defined(WIDE)
   } else if (j->kind == GROUPED) {
     add_groups(t, a, ea, n);

@@ -15,7 +15,7 @@ from functools import lru_cache
 from lowprec.spec.datapath import Aligned, Datapath, Tree, TwoStage
 from lowprec.spec.format import FloatFormat, Format
 
-ALIGNED, TWO_STAGE, CHUNKS, IN_ORDER, GROUPED = range(5)
+ALIGNED, TWO_STAGE, CHUNKS, IN_ORDER, GROUPED, ROUNDED = range(6)
 _GROUPS = 4  # most terms of a grouped step
 ROUNDINGS = {"nearest-even": 0, "down": 1, "up": 2, "toward-zero": 3}
 # Of float32 and float64: bits of the significand, and exponents that constants keep to.
@@ -42,8 +42,8 @@ class CMatmul(ctypes.Structure):
             (name, c_int32)
             for name in (
                 "wide", "kind", "step", "groups", "fraction_bits", "dot_bits", "sum_bits",
-                "lowest_a", "lowest_b", "lowest_accumulator", "floor", "rounding", "signed_zero",
-                "interval", "block", "inside", "group", "lowest_scale",
+                "lowest_a", "lowest_b", "lowest_accumulator", "floor", "rounding", "term_rounding",
+                "signed_zero", "interval", "block", "inside", "group", "lowest_scale",
             )
         ],
         ("rows", c_int64),
@@ -153,7 +153,9 @@ def _numbers(case: Case, kind: int, wide: bool, **more: int | CTarget) -> CMatmu
     if scaling and scaling.position == "inside":
         powers = all(isinstance(f, FloatFormat) and f.precision == 1 for f in scaling.formats)
         whole = path.step is not None and scaling.block % path.step == 0
-        per_step = kind in (ALIGNED, CHUNKS) and powers and whole and wide and not scaling.group
+        per_step = (
+            kind in (ALIGNED, ROUNDED, CHUNKS) and powers and whole and wide and not scaling.group
+        )
         if not (per_step or kind == GROUPED) or len(scaling.formats) > 1:
             return None
         if kind == CHUNKS and path.rounding != "nearest-even":
@@ -217,7 +219,7 @@ def _room(case: Case, bits: int, kind: tuple[int, int, int]) -> bool:
     """Whether a step's sum of cut terms, in units of 2^(E - bits), is exact where a constant keeps
     its unit in the last place, and the constant's exponent fits."""
     significand, low, high = kind
-    if 4 * case.step + 2 > 1 << max(significand - 1 - bits, 0):
+    if 4 * case.step + 2 > 1 << max(significand - 2 - bits, 0):
         return False
     top = max(floor_log2_of(case.sum) + 2, _floor(case))
     place = significand - 1 - bits
@@ -237,21 +239,21 @@ def _floor(case: Case) -> int:
 def _aligned(case: Case, addition: Aligned) -> CMatmul | None:
     bits = addition.fraction_bits
     assert bits is not None
-    if addition.rounding != "toward-zero":
-        return None
-    more = {"fraction_bits": bits, "floor": _floor(case)}
+    kind = ALIGNED if addition.rounding == "toward-zero" else ROUNDED
+    term_rounding = ROUNDINGS[addition.rounding]
+    more = {"fraction_bits": bits, "floor": _floor(case), "term_rounding": term_rounding}
     largest = max(fmt.emax for fmt in case.formats)
     scaling = case.path.scaling
     if scaling is not None and scaling.group:
-        return _grouped(case, scaling.group, bits)
+        return _grouped(case, scaling.group, bits) if kind == ALIGNED else None
     narrow = sum(fmt.precision for fmt in case.formats) <= 24
     narrow &= scaling is None or scaling.position == "outside"
     bytes_hold = 2 * largest <= 127 and largest + _NO_EXPONENT < case.lowest
     if narrow and bytes_hold and _room(case, bits, _SINGLE):
-        found = _numbers(case, ALIGNED, False, **more)
+        found = _numbers(case, kind, False, **more)
         if found is not None:
             return found
-    return _numbers(case, ALIGNED, True, **more) if _room(case, bits, _DOUBLE) else None
+    return _numbers(case, kind, True, **more) if _room(case, bits, _DOUBLE) else None
 
 
 def _grouped(case: Case, group: int, bits: int) -> CMatmul | None:

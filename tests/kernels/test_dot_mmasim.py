@@ -1,6 +1,6 @@
 """Datapaths against mmasim, the published models of units of which no recording is at hand.
 
-mmasim 2.1.1 (PyPI, MIT) is no dependency: without it these tests are skipped.
+mmasim 2.1.1 (PyPI, MIT) comes with the extra `test`; without it these tests are skipped.
 """
 
 from __future__ import annotations

@@ -153,6 +153,24 @@ def test_chunks_are_the_cores(path: Datapath) -> None:
 
 
 @needs_core
+@pytest.mark.parametrize("bits", [13, 25])
+@pytest.mark.parametrize("rounding", ["toward-zero", "down", "nearest-even"])
+def test_terms_are_rounded_as_said(rounding: str, bits: int) -> None:
+    for result in ("toward-zero", "nearest-even", "up", "down"):
+        path = Datapath(
+            name="terms", inputs=(load_format("float8_e4m3fn"),), rounding=result, step=32,
+            accumulator=load_format("float32"), result=load_format("float22_e8m13"),
+            addition=Aligned(kind="aligned", fraction_bits=bits, rounding=rounding),
+            signed_zero=True,
+        )  # fmt: skip
+        for seed, spread in enumerate((0, 3, 8)):
+            x, y, _ = draw(path, 14, 37, 100, spread, seed)
+            got = matmul_core.multiply(x, y, path, (path.inputs[0],) * 2, None)
+            assert got is not None
+            assert same(got, definition(path, x, y, None)).all()
+
+
+@needs_core
 def test_what_the_core_covers() -> None:
     """A datapath that falls back to the definition is a hundred times slower."""
     slow = set()
