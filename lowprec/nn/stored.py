@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lowprec.errors import LowprecError
 from lowprec.kernels import fake_quantize
 from lowprec.nn.codes import Codes, unwatched
+from lowprec.nn.emulation import Emulated, sites_of
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.quantizer import Quantizer
 
@@ -31,6 +32,8 @@ class StoredLinear(nn.Linear):
 
     Forward: ``F.linear(x', w, bias)`` with w the values of `codes` in the dtype of x, computed at
     every call, and x' = fake_quantize(x) if there is an `activation`. No gradient to the weight.
+    Under a recipe, a rule's activation takes the place of its own, and a rule's weight quantizes
+    the values of the codes once more.
     """
 
     codes: Codes
@@ -91,9 +94,10 @@ class StoredLinear(nn.Linear):
         self.register_buffer("input_scale", scale)
 
     def quantized_input(self, x: Tensor) -> Tensor:
-        """x', of which K is the last axis."""
+        """x', of which K is the last axis; left to the recipe where that quantizes it."""
         activation = self.activation
-        if activation is None or x.is_meta:
+        site = sites_of(self).get("linear") if isinstance(self, Emulated) else None
+        if activation is None or x.is_meta or (site and site.rule.activation):
             return x
         fmt, scale = activation.quantizer.format, activation.scale
         if scale is not None and not (isinstance(fmt, BlockFormat) and fmt.outer):

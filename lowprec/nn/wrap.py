@@ -11,6 +11,7 @@ from torch import nn
 from lowprec.errors import LowprecError, did_you_mean
 from lowprec.nn.calibration import Calibration, calibrate
 from lowprec.nn.emulation import Emulated, Sites, adopt, release
+from lowprec.nn.stored import StoredExperts
 from lowprec.spec import OPERANDS, Recipe, Rule, load_recipe
 
 _RECIPE = "_lowprec_recipe"
@@ -122,9 +123,10 @@ def possible(module: nn.Module) -> frozenset[str]:
         return frozenset({"embedding"})
     if isinstance(module, _CONVOLUTIONS):
         return frozenset({"conv"})
-    if type(module) is nn.Linear:
+    if isinstance(module, nn.Linear):
         return frozenset({"linear"})
     weighted = any(p.dim() > 1 for p in module.parameters(recurse=False))
+    weighted = weighted or any(isinstance(m, StoredExperts) for m in module.children())
     return frozenset(OPERANDS) if weighted else frozenset(OPERANDS) - _WEIGHTED
 
 

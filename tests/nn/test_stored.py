@@ -148,3 +148,17 @@ def test_what_does_not_fit() -> None:
     codes = Codes(lp.quantize(normal(32, 64), "mxfp4/rceil"))
     with pytest.raises(LowprecError, match=r"codes of shape \(32, 64\) for a weight of \(64, 32\)"):
         StoredLinear.adopt(nn.Linear(32, 64), codes)
+
+
+def test_a_recipe_reaches_it_and_takes_the_place_of_its_own_activation() -> None:
+    torch.manual_seed(0)
+    q = lp.quantize(torch.randn(8, 64), "mxfp4/floor")
+    own = Activation(load_quantizer("mxfp8_e4m3/floor"))
+    model = nn.Sequential(StoredLinear.from_codes(Codes(q), activation=own))
+    x = torch.randn(3, 64)
+    before = model(x)
+    assert torch.equal(before, F.linear(lp.fake_quantize(x, own.quantizer), q.dequantize()))
+    lp.wrap(model, "*: activation=mxint8/floor")
+    assert torch.equal(model(x), F.linear(lp.fake_quantize(x, "mxint8/floor"), q.dequantize()))
+    assert lp.coverage(model, x).share == 1
+    assert torch.equal(lp.unwrap(model)(x), before)
