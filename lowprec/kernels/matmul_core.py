@@ -149,6 +149,9 @@ def _run(
     along_m = m >= n
     size = -(-(m if along_m else n) // threads)
     size = -(-size // 32) * 32
+    # Blocks of rows of about the same length, so that the last one is no small one.
+    rows = size if along_m else m
+    job.rows = -(-rows // -(-rows // plan.rows))
 
     def work(first: int) -> int:
         if along_m:
