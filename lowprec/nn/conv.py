@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -104,8 +103,8 @@ def _weight(site: Site, weight: Tensor, groups: int, transposed: bool) -> Tensor
         wq = site.weight(rows.flatten(2), -1).view(rows.shape).transpose(1, 2)
     else:
         wq = site.weight(w, -1)
-    inverse = torch.tensor(order).argsort().tolist()
-    return wq.permute(inverse).reshape(weight.shape)
+    inverse = sorted(range(4), key=order.__getitem__)
+    return wq.permute(inverse).reshape(weight.shape).contiguous()
 
 
 def _per_channel(quantizer: Quantizer | None) -> bool:

@@ -19,12 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowprec.errors import LowprecError
-from lowprec.kernels import QTensor, matmul, quantize
+from lowprec.kernels import QTensor, fake_quantize, matmul, quantize
 from lowprec.nn.site import Site
 from lowprec.spec import BlockFormat, Datapath, Quantizer
 
 _TILE = 1 << 22  # elements of im2col's matrix at a time
-_CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
 
 
 @dataclass(frozen=True)
@@ -106,9 +105,9 @@ def under(site: Site, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
         None if q is None else site.seed_for(name, q)
         for name, q in (("activation", rule.activation), ("weight", rule.weight))
     ]
-    y = _operator(
-        a.detach(),
-        w.detach(),
+    y: Tensor = _operator(
+        a,
+        w,
         list(geometry.kernel),
         list(geometry.stride),
         list(geometry.dilation),
@@ -117,25 +116,7 @@ def under(site: Site, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
         _text(rule.weight),
         _text(rule.datapath),
     )
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        if rule.activation is not None:
-            a = site.quantize_with(seeds[0], "activation", rule.activation, a, -1, True)
-        if rule.weight is not None:
-            w = site.quantize_with(seeds[1], "weight", rule.weight, w, -1, True)
-        y = _Instead.apply(_float(a, w, geometry), y)
     return y if x.dim() == weight.dim() else y[0]
-
-
-class _Instead(torch.autograd.Function):
-    """The second operand, with the first one's gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:  # noqa: ARG004
-        return y.view_as(y)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ARG004
-        return gradient, None
 
 
 def _check(site: Site, name: str, quantizer: Quantizer, per_channel: bool) -> None:
@@ -188,15 +169,6 @@ def _kernel(weight: Tensor, geometry: Geometry, blocks: int) -> Tensor:
     return w.flatten(2)
 
 
-def _float(a: Tensor, w: Tensor, geometry: Geometry) -> Tensor:
-    """The convolution of what `_spread` and `_kernel` give, by torch."""
-    kernel = w.unflatten(-1, (*geometry.kernel, -1)).movedim(-1, 2).flatten(0, 1)
-    convolution = _CONVOLUTIONS[len(geometry.kernel) - 1]
-    x = a.flatten(-2).movedim(-1, 1)
-    y: Tensor = convolution(x, kernel, None, geometry.stride, 0, geometry.dilation, geometry.groups)
-    return y
-
-
 @torch.compiler.assume_constant_result
 def _text(spec: Quantizer | Datapath | None) -> str:
     return "" if spec is None else spec.model_dump_json()
@@ -243,6 +215,33 @@ def _operator(
 @_operator.register_fake
 def _(a: Tensor, w: Tensor, kernel: Any, stride: Any, dilation: Any, *_: Any) -> Tensor:
     return a.new_empty(_shape(a, w, kernel, stride, dilation))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    a, w, *ctx.rest = inputs
+    ctx.save_for_backward(a, w)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    kernel, stride, dilation, seeds, *texts, _ = ctx.rest
+    values = []
+    for t, text, seed in zip(ctx.saved_tensors, texts, seeds, strict=True):
+        quantizer = _quantizer(text)
+        random = None if seed < 0 else seed
+        values.append(t if quantizer is None else fake_quantize(t, quantizer, random=random))
+    a, w = values
+    x = a.flatten(-2).movedim(-1, 1)  # as torch lays a convolution out
+    weight = w.unflatten(-1, (*kernel, -1)).movedim(-1, 2).flatten(0, 1)
+    none, wanted = [0] * len(kernel), [True, True, False]
+    to_x, to_weight, _ = torch.ops.aten.convolution_backward(
+        gradient, x, weight, None, stride, none, dilation, False, none, w.shape[0], wanted
+    )
+    to_a = to_x.movedim(1, -1).unflatten(-1, a.shape[-2:])
+    to_w = to_weight.movedim(1, -1).flatten(1).unflatten(0, w.shape[:2])
+    return to_a, to_w, *[None] * len(ctx.rest)
+
+
+_operator.register_autograd(_backward, setup_context=_setup)
 
 
 def _shape(a: Tensor, w: Tensor, kernel: Any, stride: Any, dilation: Any) -> tuple[int, ...]:

@@ -26,7 +26,9 @@ def _embedding(mode: Emulator, input: Tensor, weight: Tensor, *args: Any, **kwar
 
 
 @handles(F.embedding_bag)
-def _embedding_bag(mode: Emulator, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _embedding_bag(
+    mode: Emulator, /, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any
+) -> Any:
     site = mode.site("embedding", weight)
     if site is None:
         return NotImplemented

@@ -223,7 +223,7 @@ def test_the_gradient_is_the_function_s_own(function):
     estimate(x, function, "table:4").backward(upstream)
     mine, x.grad = x.grad, None
     EXACT[function](x).backward(upstream)
-    assert torch.equal(mine, x.grad)
+    torch.testing.assert_close(mine, x.grad, rtol=1e-6, atol=0)
 
 
 def test_it_runs_compiled_and_on_the_meta_device():
@@ -256,7 +256,7 @@ def test_a_bad_text_is_an_error(text, message):
 
 
 def test_what_no_unit_computes_is_an_error():
-    with pytest.raises(LowprecError, match="not in torch.float64"):
+    with pytest.raises(LowprecError, match=r"not in torch\.float64"):
         estimate(torch.zeros(1, dtype=torch.float64), "exp2", "table:7")
     with pytest.raises(LowprecError, match="unknown function 'sqrt'; did you mean 'rsqrt'"):
         estimate(torch.zeros(1), "sqrt", "table:7")
