@@ -58,7 +58,7 @@ def _matmul(mode: Emulator, input: Tensor, other: Tensor) -> Any:
     weight = other if weights[1] else input
     axis = contracted(other, -2)
     if not any(weights):
-        return product(mode, input, other, axis, torch.matmul)
+        return product(mode, input, other, axis, torch.matmul, lambda y: y)
     site = mode.site("linear", weight)
     if site is None:
         return NotImplemented
@@ -100,8 +100,15 @@ def _grouped(mode: Emulator, mat_a: Tensor, mat_b: Tensor, **options: Any) -> An
                 bias=options.get("bias"),
                 offsets=options.get("offs"),
             )
-        y = with_outliers(site, y, (mat_a, mat_b), (-1, -2), partial(F.grouped_mm, **options))
+        few = partial(_grouped_few, offs=options.get("offs"))
+        y = with_outliers(site, y, (mat_a, mat_b), (-1, -2), few)
         return site.operand("output", y)
+
+
+def _grouped_few(x: Tensor, w: Tensor, offs: Tensor | None) -> Tensor:
+    """A grouped matmul of any K: torch's own takes rows of whole 16 bytes, which zeros fill."""
+    missing = -x.shape[-1] % 8
+    return F.grouped_mm(F.pad(x, (0, missing)), F.pad(w, (0, 0, 0, missing)), offs=offs)
 
 
 def _under(site: Site) -> bool:

@@ -46,7 +46,7 @@ class SiteTransform:
         and `axis` of the other."""
         changed = self.activation(x, x_axis)
         if site.statistics is None:
-            self._require_calibration(x)
+            self.require_calibration(x)
         else:
             site.statistics.multiplied(x, changed, x_axis, weight, axis)
         return site.operand("activation", changed, x_axis).to(x.dtype), self._weight(
@@ -165,7 +165,9 @@ class SiteTransform:
             )
         return found
 
-    def _require_calibration(self, x: Tensor) -> None:
+    def require_calibration(self, x: Tensor) -> None:
+        """LowprecError where the transform needs statistics that nobody gave; the meta device needs
+        none."""
         if x.device.type == "meta":
             return
         missing = [

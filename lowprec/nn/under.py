@@ -61,6 +61,7 @@ def _transformed(site: Site, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]
         return x, weight
     if transform.spec.gptq or transform.spec.outliers:
         raise LowprecError(f"{site.path}: gptq and outliers are not emulated under a datapath")
+    transform.require_calibration(x)
     return transform.activation(x, -1), transform.weight(weight, -1)
 
 

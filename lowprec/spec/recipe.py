@@ -228,11 +228,6 @@ class Rule(Spec):
     def _check_transform(self, transform: Transform) -> None:
         if self.keep or not self.speaks_of("linear"):
             raise ValueError(f"rule {self.match!r}: transform is for linear, not kept")
-        if self.input_gradient or self.weight_gradient:
-            raise ValueError(
-                f"rule {self.match!r}: transform says nothing of input_gradient and "
-                "weight_gradient; expected one or the other"
-            )
         if self.delayed or self.input_gradient or self.weight_gradient:
             raise ValueError(
                 f"rule {self.match!r}: transform is for inference: not with delayed, "
@@ -301,6 +296,15 @@ class Recipe(Spec):
     def unused(self, paths: list[str]) -> list[Rule]:
         """Rules that match none of `paths` (whether or not an earlier rule would win)."""
         return [rule for rule in self.rules if not any(map(rule.matches, paths))]
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether a rule has static scales that no history gives, or a calibrated transform."""
+        return any(
+            (rule.delayed is None and any(q.rule == "static" for _, q in rule.quantizers()))
+            or (rule.transform is not None and rule.transform.calibrated)
+            for rule in self.rules
+        )
 
     def spell(self) -> str:
         """The text form in full: ``lm_head: keep; *: weight=mxfp4/floor/nearest-even/SatFinite``.
