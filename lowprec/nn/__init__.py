@@ -9,6 +9,7 @@ from lowprec.nn.calibration import Calibration, calibrate
 from lowprec.nn.coverage import Coverage, Entry, coverage
 from lowprec.nn.emulation import Emulated
 from lowprec.nn.hf import trace
+from lowprec.nn.hf_cache import KVCache
 from lowprec.nn.modules import *  # noqa: F403
 from lowprec.nn.modules import __all__ as _modules
 from lowprec.nn.optimizer import optimizer_nbytes, quantize_optimizer
@@ -20,6 +21,7 @@ __all__ = [
     "Coverage",
     "Emulated",
     "Entry",
+    "KVCache",
     "calibrate",
     "coverage",
     "load_training_state",

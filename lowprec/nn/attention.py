@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from lowprec.errors import LowprecError
+from lowprec.nn.activations import Names, is_under, multiply, prepared
 from lowprec.nn.rows import is_rowwise
 from lowprec.nn.site import Site
 
 # Scores whose temporaries fit a second-level cache.
 CHUNK = 1 << 18
+_SCORES, _WEIGHTED = ("query", "key"), ("probability", "value")
 Softmax = Callable[[Tensor], Tensor]
 Part = tuple[slice, slice, slice, slice]
 
@@ -45,7 +47,8 @@ def attention(
     query i sees the keys 0 to i. A row that sees no key gives zeros. scale: 1 / sqrt(D) by
     default. gqa: the queries have a multiple of the heads of keys and values. dropout: of P, before
     it is quantized. softmax: another than torch's, along the last axis.
-    kv_block of the rule: the keys are taken that many at a time, see `in_blocks`.
+    kv_block of the rule: the keys are taken that many at a time, see `in_blocks`. datapath: of both
+    matmuls; values are then quantized in blocks that begin with those of kv_block.
     NaN in a block of an operand makes everything NaN that depends on it.
     """
     if site.rule.kv_block is not None and softmax is not None:
@@ -100,14 +103,7 @@ def probability(site: Site, p: Tensor, value: Tensor) -> Tensor:
     """P, quantized along the keys; without a quantizer rounded to the dtype of the values."""
     if site.rule.probability is None and site.statistics is None:
         return p.to(value.dtype).to(p.dtype)
-    return site.operand("probability", p)
-
-
-def multiply(site: Site, x: Tensor, w: Tensor) -> Tensor:
-    """x (..., M, K) times w (..., N, K) transposed, both quantized already."""
-    if site.rule.datapath is not None:
-        raise LowprecError(f"{site.path}: attention under a datapath is not emulated yet")
-    return x @ w.mT
+    return prepared(site, "probability", p)
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,8 @@ class _Heads:
     def result(self, site: Site, dropout: float, softmax: Softmax | None) -> Tensor:
         def weigh(p: Tensor, keys: slice) -> Tensor:
             p = torch.dropout(p, dropout, True) if dropout else p
-            return self._product(site, probability(site, p, self.kind), self.value[..., keys, :].mT)
+            value = self.value[..., keys, :].mT
+            return self._product(site, _WEIGHTED, probability(site, p, self.kind), value)
 
         size = self.key.shape[-2]
         if site.rule.kv_block is not None and size:
@@ -162,15 +159,16 @@ class _Heads:
         return weigh(p if unseen is None else p.masked_fill(unseen, 0.0), slice(0, size))
 
     def _scores(self, site: Site, keys: slice) -> Tensor:
-        scores = self._product(site, self.query, self.key[..., keys, :]).mul_(self.scale)
+        scores = self._product(site, _SCORES, self.query, self.key[..., keys, :])
+        scores = scores * self.scale if is_under(site) else scores.mul_(self.scale)
         if self.bias is not None:
             scores.add_(self.bias[..., keys])
         if self.hidden is not None:
             scores.masked_fill_(self.hidden[..., keys], -math.inf)
         return scores
 
-    def _product(self, site: Site, x: Tensor, w: Tensor) -> Tensor:
-        return multiply(site, x.flatten(2, 3), w).unflatten(2, x.shape[2:4])
+    def _product(self, site: Site, names: Names, x: Tensor, w: Tensor) -> Tensor:
+        return multiply(site, names, x.flatten(2, 3), w).unflatten(2, x.shape[2:4])
 
 
 def _heads(
@@ -188,9 +186,9 @@ def _heads(
     wide = torch.float64 if query.dtype == torch.float64 else torch.float32
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     operands = (
-        site.operand("query", query),
-        site.operand("key", key),
-        site.operand("value", value, axis=-2),
+        prepared(site, "query", query),
+        prepared(site, "key", key),
+        prepared(site, "value", value, axis=-2),
     )
     q, k, v = (_of_rank(x.to(wide), 4) for x in operands)
     batch = torch.broadcast_shapes(q.shape[:-3], k.shape[:-3], v.shape[:-3])
@@ -249,5 +247,6 @@ def _is_whole(site: Site, heads: _Heads) -> bool:
     inputs = (heads.query, heads.key, heads.value, heads.bias)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs):
         return True
-    quantizer = site.rule.probability
-    return quantizer is not None and not is_rowwise(quantizer)
+    names = (*_SCORES, *_WEIGHTED) if is_under(site) else ("probability",)
+    quantizers = [q for name in names if (q := getattr(site.rule, name)) is not None]
+    return not all(map(is_rowwise, quantizers))

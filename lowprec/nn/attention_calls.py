@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from string import ascii_letters
 from types import FunctionType
@@ -15,12 +16,14 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.nn import units
+from lowprec.nn.activations import Names, is_under, multiply, prepared
 from lowprec.nn.attention import Softmax, attention, in_blocks, probability
 from lowprec.nn.emulation import Emulator, handles, sites_of
 from lowprec.nn.pairing import Pairing
 from lowprec.nn.site import Site
 
 Multiply = Callable[[Tensor, Tensor], Tensor]
+_WEIGHTED = ("probability", "value")
 
 
 @handles(F.scaled_dot_product_attention)
@@ -38,8 +41,12 @@ def _scaled_dot_product_attention(
     site = mode.site("attention")
     if site is None:
         return NotImplemented
-    with mode.emulating(site):
-        key, value = _stored(mode, site, key), _stored(mode, site, value, "value_cache")
+    flops = None
+    if is_under(site):
+        flops = 2 * query[..., 0].numel() * key.shape[-2] * (key.shape[-1] + value.shape[-1])
+    with mode.emulating(site, flops):
+        key = _stored(mode, site, key, "key_cache")
+        value = _stored(mode, site, value, "value_cache")
         return attention(
             site,
             query,
@@ -73,74 +80,109 @@ def _softmax(mode: Emulator) -> Softmax | None:
     return apply
 
 
-def product(mode: Emulator, left: Tensor, right: Tensor, axis: int, multiply: Multiply) -> Any:
-    """left @ right of two activations, which are contracted along -1 and `axis`: a part of the
-    running module's attention, or else a matmul of its own."""
-    pairing = mode.pairing
-    if pairing is None or pairing.module is not mode.module:
-        site = mode.site("matmul")
-        if site is None:
-            return NotImplemented
-        with mode.emulating(site):
-            a, b = site.operand("left", left), site.operand("right", right, axis)
-            return site.operand("output", multiply(a, b))
-    site = mode.site("attention")
-    if site is None:
-        return NotImplemented
-    with mode.emulating(site):
-        if pairing.is_probability(left):
-            return _weighted(mode, site, pairing, left, right, axis, multiply)
-        if pairing.is_probability(right):
-            raise LowprecError(f"{site.path}: attention that multiplies values by probabilities")
-        key = right.movedim(axis, -1)
-        key = site.operand("key", _stored(mode, site, key)).movedim(-1, axis)
-        scores = multiply(site.operand("query", left), key)
-        pairing.scored(site.path, site.rule.kv_block is not None)
-        return scores
-
-
-def _weighted(
+def product(
     mode: Emulator,
-    site: Site,
-    pairing: Pairing,
-    p: Tensor,
-    value: Tensor,
+    left: Tensor,
+    right: Tensor,
     axis: int,
     multiply: Multiply,
-) -> Tensor:
-    other = -2 if axis in (-1, value.dim() - 1) else -1
-    value = _stored(mode, site, value.movedim(other, -1), "value_cache").movedim(-1, other)
-    value = site.operand("value", value, axis)
+    finish: Callable[[Tensor], Tensor] | None = None,
+) -> Any:
+    """`multiply` of two activations, which contracts -1 of `left` and `axis` of `right`: a part of
+    the running module's attention, or else a matmul of its own. finish: what is left to do after
+    left @ right, where a datapath multiplies."""
+    pairing = mode.pairing
+    inside = pairing is not None and pairing.module is mode.module
+    site = mode.site("attention" if inside else "matmul")
+    if site is None:
+        return NotImplemented
+    with mode.emulating(site, 2 * left.numel() * _columns(right, axis) if is_under(site) else None):
+        call = _Call(site, left, right, axis, multiply, finish)
+        if not inside:
+            return site.operand("output", call.result(("left", "right")))
+        if pairing.is_probability(left):
+            call.right = _stored(mode, site, right, "value_cache", _other(right, axis))
+            return site.operand("output", _weighted(call, pairing))
+        if pairing.is_probability(right):
+            raise LowprecError(f"{site.path}: attention that multiplies values by probabilities")
+        call.right = _stored(mode, site, right, "key_cache", axis)
+        pairing.scored(site.path, site.rule.kv_block is not None)
+        return call.result(("query", "key"))
+
+
+@dataclass
+class _Call:
+    """A call that multiplies two activations, under a site."""
+
+    site: Site
+    left: Tensor
+    right: Tensor
+    axis: int
+    multiply: Multiply
+    finish: Callable[[Tensor], Tensor] | None
+
+    def result(self, names: Names) -> Tensor:
+        site, axis = self.site, self.axis
+        if not is_under(site):
+            a, b = site.operand(names[0], self.left), site.operand(names[1], self.right, axis)
+            return self.multiply(a, b)
+        return self.under(names, self.left, self.right)
+
+    def under(self, names: Names, left: Tensor, right: Tensor) -> Tensor:
+        """left @ right under the datapath."""
+        if self.finish is None or right.dim() < 2 or left.dim() < 2:
+            raise LowprecError(f"{self.site.path}: a datapath multiplies matrices, no einsum")
+        return self.finish(multiply(self.site, names, left, right.movedim(self.axis, -1)))
+
+
+def _weighted(call: _Call, pairing: Pairing) -> Tensor:
+    """Probabilities times values."""
+    site, p, value = call.site, call.left, call.right
     if site.rule.kv_block is None:
-        return site.operand("output", multiply(probability(site, p, value), value))
-    return site.operand("output", _online(site, pairing, p, value, axis, multiply))
-
-
-def _online(
-    site: Site, pairing: Pairing, p: Tensor, value: Tensor, axis: int, multiply: Multiply
-) -> Tensor:
-    """`in_blocks` of the logits that the model's softmax saw; those beyond the values are sinks."""
+        return call.result(_WEIGHTED)
     logits = pairing.logits
     if logits is None:
-        raise LowprecError(f"{site.path}: kv_block of probabilities that were used before")
+        raise LowprecError(f"{site.path}: kv_block of probabilities without a softmax")
     if pairing.module.training and pairing.dropped:
         raise LowprecError(f"{site.path}: kv_block has no dropout in an attention written out")
-    keys = p.shape[-1]
+    keys, axis = p.shape[-1], call.axis
     wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
     logits = logits.to(wide).reshape(*p.shape[:-1], logits.shape[-1])
-    sink = logits[..., keys:] if logits.shape[-1] > keys else None
+    value = prepared(site, "value", value, axis)
 
     def weigh(part: Tensor, some: slice) -> Tensor:
         part = probability(site, part, value).to(value.dtype)
-        return multiply(part, value.narrow(axis, some.start, some.stop - some.start)).to(wide)
+        block = value.narrow(axis, some.start, some.stop - some.start)
+        product = (
+            call.under(_WEIGHTED, part, block) if is_under(site) else call.multiply(part, block)
+        )
+        return product.to(wide)
 
-    out = in_blocks(lambda some: logits[..., some], weigh, keys, site.rule.kv_block or keys, sink)
+    sink = logits[..., keys:] if logits.shape[-1] > keys else None
+    out = in_blocks(lambda some: logits[..., some], weigh, keys, site.rule.kv_block, sink)
     return out.to(p.dtype)
+
+
+def _columns(right: Tensor, axis: int) -> int:
+    return right.shape[_other(right, axis)] if right.dim() > 1 else 1
+
+
+def _other(right: Tensor, axis: int) -> int:
+    """The last axis of a matrix that is not `axis`."""
+    return -2 if axis % right.dim() == right.dim() - 1 else -1
 
 
 @handles(torch.baddbmm, torch.Tensor.baddbmm)
 def _baddbmm(mode: Emulator, input: Tensor, batch1: Tensor, batch2: Tensor, **options: Any) -> Any:
-    return product(mode, batch1, batch2, -2, lambda a, b: torch.baddbmm(input, a, b, **options))
+    beta, alpha = options.get("beta", 1), options.get("alpha", 1)
+    return product(
+        mode,
+        batch1,
+        batch2,
+        -2,
+        lambda a, b: torch.baddbmm(input, a, b, **options),
+        lambda y: alpha * y if beta == 0 else beta * input + alpha * y,
+    )
 
 
 @handles(torch.einsum)
@@ -209,6 +251,7 @@ def _unguarded() -> Callable[..., Any]:
     return FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
 
 
-def _stored(mode: Emulator, site: Site, x: Tensor, name: str = "key_cache") -> Tensor:
-    """Keys and values as a cache would hold them, unless the module gets them from one."""
-    return x if sites_of(mode.module).cache is not None else site.operand(name, x)
+def _stored(mode: Emulator, site: Site, x: Tensor, name: str, axis: int = -1) -> Tensor:
+    """Keys or values as a cache would hold them, each token along `axis`, unless the module gets
+    them from one."""
+    return x if sites_of(mode.module).cache is not None else site.operand(name, x, axis)
