@@ -193,3 +193,10 @@ def test_torch_compile_remembers() -> None:
     model = lp.wrap(nn.Linear(32, 16), f"*: activation={E4M3} weight={E4M3} delayed.history=4")
     compiled = torch.compile(copy.deepcopy(model), backend="aot_eager", fullgraph=True)
     assert all(map(torch.equal, train(compiled, range(3)), train(model, range(3))))
+
+
+@pytest.mark.parametrize("words", ["delayed", "delayed.history=4 delayed.margin=1"])
+def test_it_is_spelled(words: str) -> None:
+    recipe = lp.recipe(f"*: weight={E4M3} {words}")
+    assert recipe.rules[0].delayed is not None
+    assert lp.recipe(recipe.spell()).rules == recipe.rules
