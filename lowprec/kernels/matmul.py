@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import matmul_core, ops
-from lowprec.kernels.api import fake_quantize
 from lowprec.kernels.dot import dot
 from lowprec.kernels.operand import Operand, operand
 from lowprec.kernels.qtensor import QTensor
@@ -62,17 +61,17 @@ def matmul(
     The gradient is straight through: that of the float matmul of the dequantized values. out: takes
     no part in autograd. Memory beside operands and result is bounded by tiles.
     """
-    quantizers = _quantizer(a, x, "a"), _quantizer(w, weight, "w")
-    path = load_datapath(datapath) if isinstance(datapath, str) else datapath
     _check_shapes(x.shape, weight.shape)
-    if path is None:
-        values = (_values(t, q) for t, q in zip((x, weight), quantizers, strict=True))
-        y = _float_matmul(*values)
+    for q, t, what in ((a, x, "a"), (w, weight, "w")):
+        if q is not None and isinstance(t, QTensor):
+            raise LowprecError(f"matmul: {what}: the operand is quantized already")
+    texts = _text_of(a, "a"), _text_of(w, "w")
+    if datapath is None:
+        y = _float_matmul(_values(x, texts[0]), _values(weight, texts[1]))
     elif isinstance(x, QTensor) or isinstance(weight, QTensor):
-        y = _under(x, weight, *quantizers, path)
+        y = _under(x, weight, *texts, _text_of_path(datapath))
     else:
-        texts = [None if q is None else _text_of_quantizer(q) for q in quantizers]
-        y = operator(x, weight, *texts, _text_of(path))
+        y = operator(x, weight, *texts, _text_of_path(datapath))
     if out is None:
         return y
     check_out(out, y.shape, y.dtype)
@@ -81,16 +80,18 @@ def matmul(
     return out.copy_(y)
 
 
-def _quantizer(q: Quantizer | str | None, x: Tensor | QTensor, what: str) -> Quantizer | None:
-    if q is not None and isinstance(x, QTensor):
-        raise LowprecError(f"matmul: {what}: the operand is quantized already")
+@torch.compiler.assume_constant_result
+def _text_of(q: Quantizer | str | None, what: str) -> str | None:
+    """The quantizer as the operator takes it."""
+    if q is None:
+        return None
     found = _loaded(q) if isinstance(q, str) else q
-    if found is not None and (found.projection.bits is not None or found.rule == "static"):
+    if found.projection.bits is not None or found.rule == "static":
         raise LowprecError(
             f"matmul: {what}={found.spell()} needs random bits or scales; hand over "
             f"lp.quantize(..., random=, scale=) instead"
         )
-    return found
+    return ops.text_of(found)
 
 
 @lru_cache(maxsize=256)
@@ -99,17 +100,12 @@ def _loaded(text: str) -> Quantizer:
 
 
 @torch.compiler.assume_constant_result
-def _text_of_quantizer(quantizer: Quantizer) -> str:
-    return ops.text_of(quantizer)
-
-
-@torch.compiler.assume_constant_result
-def _text_of(path: Datapath) -> str:
-    return _cached_text(path)
+def _text_of_path(path: Datapath | str) -> str:
+    return _dumped(load_datapath(path) if isinstance(path, str) else path)
 
 
 @lru_cache(maxsize=256)
-def _cached_text(path: Datapath) -> str:
+def _dumped(path: Datapath) -> str:
     return path.model_dump_json()
 
 
@@ -135,10 +131,10 @@ def _check_shapes(x: torch.Size, weight: torch.Size) -> None:
         raise LowprecError(f"{shapes}: the leading dimensions do not broadcast") from None
 
 
-def _values(x: Tensor | QTensor, quantizer: Quantizer | None) -> Tensor:
+def _values(x: Tensor | QTensor, text: str | None) -> Tensor:
     if isinstance(x, QTensor):
         return x.dequantize()
-    return x if quantizer is None else fake_quantize(x, quantizer)
+    return x if text is None else ops.operator(x, text, -1)
 
 
 def _float_matmul(x: Tensor, weight: Tensor) -> Tensor:
@@ -150,8 +146,7 @@ def _float_matmul(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("lowprec::matmul", mutates_args=())
 def operator(x: Tensor, weight: Tensor, a: str | None, w: str | None, datapath: str) -> Tensor:
     """What autograd and torch.compile see of `matmul` under a datapath."""
-    quantizers = (None if q is None else _quantizer_of(q) for q in (a, w))
-    return _under(x, weight, *quantizers, _path_of(datapath))
+    return _under(x, weight, a, w, datapath)
 
 
 @operator.register_fake
@@ -206,13 +201,11 @@ def _dtype(dtype: torch.dtype, path: Datapath) -> torch.dtype:
 
 
 def _under(
-    x: Tensor | QTensor,
-    weight: Tensor | QTensor,
-    a: Quantizer | None,
-    w: Quantizer | None,
-    path: Datapath,
+    x: Tensor | QTensor, weight: Tensor | QTensor, a: str | None, w: str | None, datapath: str
 ) -> Tensor:
-    left, right = operand(x, a, path, "a"), operand(weight, w, path, "w")
+    path = _path_of(datapath)
+    quantizers = [None if text is None else _quantizer_of(text) for text in (a, w)]
+    left, right = operand(x, quantizers[0], path, "a"), operand(weight, quantizers[1], path, "w")
     shape = _shape(x.shape, weight.shape)
     dtype = _dtype(torch.float32 if isinstance(x, QTensor) else x.dtype, path)
     d = _batched(left, right, path, shape)
