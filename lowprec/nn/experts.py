@@ -28,9 +28,9 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         self.num_experts, self.activation_function = num_experts, activation
-        up, down = (num_experts, 2 * intermediate_size, hidden_size), (num_experts, hidden_size)
+        up = (num_experts, 2 * intermediate_size, hidden_size)
+        down = (num_experts, hidden_size, intermediate_size)
         self.gate_up_proj = nn.Parameter(torch.empty(up, device=device, dtype=dtype))
-        down = (*down, intermediate_size)
         self.down_proj = nn.Parameter(torch.empty(down, device=device, dtype=dtype))
         self.reset_parameters()
 
