@@ -16,7 +16,7 @@ typedef struct {
 } job;
 
 /* How elements are computed: constants in the loops that matter most. */
-enum { VALUES, STREAMED, CODES };
+enum { VALUES, CODES };
 typedef struct { int kind, sink, scaled, inverse; } how;
 
 /* What changes on the way: the keys of random bits, and where codes stand for NaN. */
@@ -42,9 +42,9 @@ INLINE vf value_at(const job *j, const grid *g, state *z, how h, int64_t at, vf 
   return h.kind == ANY ? y : (vf)either(is_nan(x), alli(NOT_A_NUMBER), (vi)y);
 }
 
-INLINE void give(const job *j, how h, int64_t at, int64_t lanes, vf y) {
-  if (h.sink == STREAMED && lanes >= LANES) stream(j->y + at, y);
-  else store_part(j->y + at, y, lanes);
+INLINE void give(float *to, int streams, int64_t lanes, vf y) {
+  if (CAN_STREAM && streams && lanes >= LANES) stream(to, y);
+  else store_part(to, y, lanes);
 }
 
 INLINE void put(const job *j, const grid *g, const code *c, state *z, how h, int64_t at, int64_t lanes, vf x,
@@ -54,7 +54,7 @@ INLINE void put(const job *j, const grid *g, const code *c, state *z, how h, int
     store_bytes(j->codes + at, h.scaled ? either(is_nan(s), alli(c->nan), k) : k, lanes);
     return;
   }
-  give(j, h, at, lanes, value_at(j, g, z, h, at, x, s, by));
+  give(j->y + at, j->streams, lanes, value_at(j, g, z, h, at, x, s, by));
 }
 
 /* Two vectors, of a block whose scale is a number where there are codes. */
@@ -95,10 +95,10 @@ INLINE vi largest_of(const float *x, int64_t n) {
   return larger(a, b);
 }
 
-INLINE int sink_of(const job *j) { return j->codes ? CODES : j->streams ? STREAMED : VALUES; }
-
 /* Of blocks. */
-INLINE how how_of(const job *j) { return (how){kind_of(j->onto), sink_of(j), 1, j->scale->power_of_two}; }
+INLINE how how_of(const job *j) {
+  return (how){kind_of(j->onto), j->codes ? CODES : VALUES, 1, j->scale->power_of_two};
+}
 
 /* `loop`, in which the kind of `a`, now called h, is a constant, and for casts the sink. */
 #define KIND(kind_, sink_, loop) { const how h = {kind_, sink_, a.scaled, a.inverse}; loop; break; }
@@ -131,7 +131,6 @@ int32_t lp_cast(const job *j, int64_t n) {
   const how a = {kind_of(j->onto)};
   state z = begun(j);
   if (j->codes) WITH_KIND(CODES, span(j, &z, h, 0, n, all(1), all(1)))
-  else if (j->streams) WITH_KIND(STREAMED, span(j, &z, h, 0, n, all(1), all(1)))
   else WITH_KIND(VALUES, span(j, &z, h, 0, n, all(1), all(1)))
   return ended(j, &z);
 }
@@ -162,6 +161,17 @@ int32_t lp_apply(const job *j, int64_t n, int32_t amax) {
 /* A strip: elements that stay in the first-level cache between their two uses. */
 enum { STRIP = 2048, LONG = 512 };
 
+/* n blocks of v vectors with the grid of each at its scale. */
+INLINE void moved(const job *j, const grid *g, const float *s, int64_t at, int64_t n, int64_t v, int streams) {
+  for (int64_t i = 0; i < n; i++) {
+    const vi by = (vi)all(s[i]) - (127 << 23), fixed = g->fixed + by, most = g->bound[0] + by;
+    for (int64_t l = 0; l < v; l++, at += LANES) {
+      if (l % 2 == 0) __builtin_prefetch(j->x + at + STRIP);
+      give(j->y + at, streams, LANES, mirrored((vi)load(j->x + at), fixed, most, g->shift));
+    }
+  }
+}
+
 /* n blocks (a multiple of LANES) of v vectors, the first one of number `block`. */
 INLINE void strip(const job *pj, state *pz, how h, int64_t at, int64_t block, int64_t n, int64_t v) {
   const job j = *pj; /* all in registers, which no store can change */
@@ -187,13 +197,8 @@ INLINE void strip(const job *pj, state *pz, how h, int64_t at, int64_t block, in
     if (can_move) stays |= cannot_move((vi)found.whole, &g);
   }
   if (can_move && !largest_lane(-stays)) {
-    for (int64_t i = 0; i < n; i++) {
-      const vi by = (vi)all(s[i]) - (127 << 23), fixed = g.fixed + by, most = g.bound[0] + by;
-      for (int64_t l = 0; l < v; l++, at += LANES) {
-        if (l % 2 == 0) __builtin_prefetch(j.x + at + STRIP);
-        give(&j, h, at, LANES, mirrored((vi)load(j.x + at), fixed, most, g.shift));
-      }
-    }
+    if (j.streams) moved(&j, &g, s, at, n, v, 1);
+    else moved(&j, &g, s, at, n, v, 0);
     return;
   }
   for (int64_t i = 0; i < n; i++, at += v * LANES) {
@@ -218,14 +223,13 @@ INLINE void strip(const job *pj, state *pz, how h, int64_t at, int64_t block, in
   { if (a.inverse) HOW(kind_, sink_, 1, loop) else HOW(kind_, sink_, 0, loop) }
 #define USUAL(kind_, loop)                                                 \
   if (a.sink == CODES) OF_SINK(kind_, CODES, loop)                         \
-  else if (a.sink == STREAMED) OF_SINK(kind_, STREAMED, loop)              \
   else OF_SINK(kind_, VALUES, loop)
 #define WITH_HOW(loop)                                                     \
   if (a.kind == MIRRORED) { USUAL(MIRRORED, loop) }                        \
   else if (a.kind == UNIFORM) { USUAL(UNIFORM, loop) }                     \
   else if (a.kind == SATURATES) HOW(SATURATES, a.sink, a.inverse, loop)    \
-  else if (a.kind == STOCHASTIC && a.sink != CODES && a.inverse)           \
-    HOW(STOCHASTIC, a.sink, 1, loop)                                       \
+  else if (a.kind == STOCHASTIC && a.sink == VALUES && a.inverse)          \
+    HOW(STOCHASTIC, VALUES, 1, loop)                                       \
   else if (a.kind == STOCHASTIC) HOW(STOCHASTIC, a.sink, a.inverse, loop)  \
   else HOW(ANY, a.sink, a.inverse, loop)
 

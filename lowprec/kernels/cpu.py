@@ -191,31 +191,30 @@ def _quantize(
     scale_at = scales.data_ptr() if scales is not None else 0
     streams = 4 * p.n >= STREAMED and to != at and to % VECTOR == 0 and p.is_aligned
 
-    def run(start: int, count: int, codes: int) -> int:
+    def work(start: int, count: int, kept: int = 0) -> int:
         job = Job(
             at + 4 * start,
             to and to + 4 * start,
-            codes,
+            kept or (code_at and code_at + start),
             scale_at and scale_at + 4 * (start // w.unit * w.scales),
             start, seed or 0, outer or 0.0, streams, *plan.addresses,
         )  # fmt: skip
         return p.run(library, job, count, amax)
 
     if bits == 8:
-        found = _in_parts(p.n, p.unit, lambda i, n: run(i, n, code_at and code_at + i))
-        return outer, max(found)
+        return outer, max(_in_parts(p.n, p.unit, work))
     unit = math.lcm(p.unit, 8)  # of whole bytes
     step = max(CODES // unit, 1) * unit
 
-    def run_and_pack(start: int, count: int) -> int:
+    def work_and_pack(start: int, count: int) -> int:
         kept, nan = torch.empty(min(step, count), dtype=torch.uint8), 0
         for i in range(start, start + count, step):
             n = min(step, start + count - i)
-            nan |= run(i, n, kept.data_ptr())
+            nan |= work(i, n, kept.data_ptr())
             library.lp_pack(kept.data_ptr(), code_at + i * bits // 8, n, bits)
         return nan
 
-    return outer, max(_in_parts(p.n, unit, run_and_pack))
+    return outer, max(_in_parts(p.n, unit, work_and_pack))
 
 
 def _largest(library: ctypes.CDLL, at: int, n: int) -> int:
