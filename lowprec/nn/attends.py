@@ -13,6 +13,7 @@ from torch import nn
 
 _WHOLE = frozenset({"scaled_dot_product_attention", "multi_head_attention_forward"})
 _PRODUCTS = frozenset({"matmul", "bmm", "baddbmm", "einsum", "@"})
+_BASES = (nn.Module, object)
 _CACHES = ("cache", "layer_past", "past_key_values", "past_key_value")
 
 
@@ -48,9 +49,12 @@ def _names(cls: type[nn.Module]) -> frozenset[str]:
         own = set().union(*map(_words, _codes(function.__code__)))
         names |= own
         for name in own:
-            method = inspect.getattr_static(cls, name, None)
-            if method is not None and name not in vars(nn.Module):
-                todo.append(method)
+            # Those of every class, for super().
+            todo += [
+                vars(base)[name]
+                for base in cls.__mro__
+                if name in vars(base) and base not in _BASES
+            ]
             known = function.__globals__.get(name)
             if getattr(known, "__module__", None) == function.__module__:
                 todo.append(known)

@@ -61,7 +61,8 @@ def attention(
         for part in heads.parts():
             out[part] = heads.at(part).result(site, dropout, softmax)
     out = out.flatten(1, 2).unflatten(0, heads.batch)
-    return site.operand("output", out[(0,) * (out.dim() - max(query.dim(), 3))])
+    rank = max(x.dim() for x in (query, key, value))
+    return site.operand("output", out[(0,) * (out.dim() - rank)])
 
 
 def in_blocks(

@@ -86,6 +86,12 @@ def coded(layer: Any, site: Site) -> Any:
         return layer
     if type(layer) not in _LAYERS:
         raise LowprecError(f"{site.path}: a cache layer {type(layer).__name__} cannot hold codes")
+    _check(site)
+    return CodedLayer(layer, site)
+
+
+def _check(site: Site) -> None:
+    """LowprecError for a rule under which a later token would change what is stored."""
     for name in ("key_cache", "value_cache"):
         if (quantizer := getattr(site.rule, name)) is not None:
             check_rowwise(quantizer, f"{site.path}: {name}")
@@ -93,7 +99,6 @@ def coded(layer: Any, site: Site) -> Any:
                 raise LowprecError(
                     f"{site.path}: {name}: delayed scales would change under a cache"
                 )
-    return CodedLayer(layer, site)
 
 
 class CodedLayer(CacheLayerMixin):
@@ -101,7 +106,8 @@ class CodedLayer(CacheLayerMixin):
 
     def __init__(self, inner: Any, site: Site) -> None:
         self.inner = inner
-        self._parts = (_Part(site, "key_cache"), _Part(site, "value_cache"))
+        static = isinstance(inner, StaticLayer)
+        self._parts = (_Part(site, "key_cache", static), _Part(site, "value_cache", static))
         if inner.is_initialized and inner.keys is not None:
             inner.keys, inner.values = self._encode(inner.keys, inner.values)
 
@@ -183,8 +189,8 @@ class CodedLayer(CacheLayerMixin):
 class _Part:
     """Keys or values, `name` of a site's rule: codes, or what they are without a quantizer."""
 
-    def __init__(self, site: Site, name: str) -> None:
-        self.site, self.name = site, name
+    def __init__(self, site: Site, name: str, static: bool) -> None:
+        self.site, self.name, self._is_static = site, name, static
         self.quantizer: Quantizer | None = getattr(site.rule, name)
         self._size, self._dtype = 0, torch.float32
 
@@ -207,8 +213,8 @@ class _Part:
         if self.quantizer is None or not x.requires_grad:
             return y
         new, before = x.shape[-2], y.shape[-2] - x.shape[-2]
-        if isinstance(self.site, Site) and before < 0:
-            raise LowprecError(f"{self.site.path}: {self.name}: a full cache passes no gradient")
+        if self._is_static:
+            raise LowprecError(f"{self.site.path}: {self.name}: a static cache passes no gradient")
         last = _StraightThrough.apply(x, y[..., before:, :])
         return last if not before else torch.cat([y[..., :-new, :], last], -2)
 
@@ -263,6 +269,7 @@ def with_codes(
     given = dict(zip(names, args, strict=False)) | kwargs
     cache = given.get(name, given.get("past_key_values"))
     if cache is None or site.statistics is not None:
+        _check(site)
         place = names.index(name)
         if place < len(args):
             return (*args[:place], _Passing(site), *args[place + 1 :]), kwargs
