@@ -195,6 +195,9 @@ def _check_format(path: Path, update: Callable[[int, int], None]) -> dict[str, A
 def study(
     file: Annotated[Path, typer.Argument(help="The study's TOML file.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the results [runs/NAME].")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Measure the recipes on this model instead of the file's.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """The main job: accuracy and throughput of every cell, a table, and report.html."""
@@ -203,7 +206,7 @@ def study(
     from lowprec.studies import study as run
     from lowprec.studies.summary import rows
 
-    result = run(file, out, for_terminal())
+    result = run(file, out, for_terminal(), model)
     found = rows(result.report)
     if as_json:
         shown = dict(zip(("model", "machine", "workload"), result.report.shown or (), strict=False))

@@ -319,7 +319,7 @@ def test_bad_files(run: Runner, tmp_path: Path, name: str) -> None:
 
 STUDIES = {
     "a pattern": ("lm_head: keep; *: weight=nvfp4", "lm_haed: keep; *: weight=nvfp4",
-                  "recipes.2 (nvfp4): rule 'lm_haed' matches no linear layer"),
+                  "recipes.2 (nvfp4): rule 'lm_haed' matches no module"),
     "a machine": ('"b200"', '"b100"', "throughput.machines.0: unknown machine 'b100'"),
     "a model": ('model = "./model"', 'model = "smol"', "accuracy.model: unknown model 'smol'"),
     "a folder": ('model = "./model"', 'model = "./modle"', "no such model folder"),

@@ -52,7 +52,9 @@ def activation_sqnr(model: Any, recipe: Recipe, ids: torch.Tensor) -> dict[str, 
     hooks = []
     for path, module in model.named_modules():
         rule = recipe.rule_for(path) if "linear" in possible(module) else None
-        if rule is not None and rule.activation is not None and "weight" in module._parameters:
+        if rule is None or rule.activation is None or rule.activation.rule == "static":
+            continue
+        if "weight" in module._parameters:
             measure = _hook(rule.activation, partial(found.__setitem__, path))
             hooks.append(module.register_forward_pre_hook(measure))
     try:

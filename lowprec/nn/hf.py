@@ -112,7 +112,7 @@ def ghost(model: nn.Module) -> PreTrainedModel:
         if isinstance(module, Emulated):
             for site in sites_of(module):
                 site.scales = {name: scale.to("meta") for name, scale in site.scales.items()}
-    return found.to(torch.bfloat16)
+    return found.to(torch.bfloat16)  # the only dtype of grouped matmuls on the meta device
 
 
 def token_ids(model: PreTrainedModel, batch: int, tokens: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor, fake_quantize, quantize
 from lowprec.nn.delayed import History
-from lowprec.nn.scales import given, scale_shape
+from lowprec.nn.scales import given
 from lowprec.nn.transforms import SiteTransform
 from lowprec.nn.weights import Weights
 from lowprec.spec import OPERANDS, Quantizer, Rule
@@ -74,6 +74,8 @@ class Site:
         training: bool,
     ) -> Tensor:
         """`quantize` with a seed drawn before; `training`: a delayed scale's history grows."""
+        if x.device.type == "meta":
+            return x
         scale = None
         if quantizer.rule == "static":
             scale = self._scale(name, quantizer, x, axis, training)
@@ -108,8 +110,6 @@ class Site:
             if name not in self.histories:
                 self.histories[name] = History(delayed, x.device)
             return self.histories[name].scale_for(x, quantizer, training)
-        if name not in self.scales and x.device.type == "meta":
-            return x.new_empty(scale_shape(quantizer, tuple(x.shape), axis))
         kept = self.calibrated(name, quantizer)
         return given(kept.to(x.device), quantizer, tuple(x.shape), axis)
 
@@ -139,6 +139,8 @@ class Site:
         return self._quantized("weight", weight, quantizer, axis)
 
     def _quantized(self, name: str, weight: Tensor, quantizer: Quantizer, axis: int) -> Tensor:
+        if weight.device.type == "meta":
+            return weight
         training = torch.is_grad_enabled() and weight.requires_grad
         delayed = quantizer.rule == "static" and self.rule.delayed is not None
         changing = training or delayed or quantizer.projection.bits is not None

@@ -145,7 +145,8 @@ def check(model: nn.Module, recipe: Recipe, where: str = "") -> None:
 
 
 def _unmatched(rule: Rule, spoken: set[str], paths: list[str]) -> str:
-    text = f"rule {rule.match!r} matches no module for {' or '.join(sorted(spoken))}"
+    what = "" if rule.keep else f" for {' or '.join(sorted(spoken))}"
+    text = f"rule {rule.match!r} matches no module{what}"
     if not paths:
         return f"{text}; the model has none"
     known = [path for path in paths if path] or paths

@@ -49,9 +49,9 @@ def _made(name: str) -> Format | None:
 def _p3109(match: re.Match[str]) -> Format:
     """IEEE P3109, interim report 4.0 (2026): one NaN, no -0; with infinities or finite."""
     k, p, signed = int(match["k"]), int(match["p"]), match["sign"] == "s"
-    if not (3 <= k <= 15 and 1 <= p <= k - signed):
+    if not (3 <= k <= 16 and 1 <= p <= k - signed):
         raise LowprecError(
-            f"P3109 has K = 3 to 15 and P = 1 to K-1 (signed) or K (unsigned); got K = {k}, P = {p}"
+            f"P3109 has K = 3 to 16 and P = 1 to K-1 (signed) or K (unsigned); got K = {k}, P = {p}"
         )
     parameters = {
         "name": match[0],
@@ -171,7 +171,7 @@ _FAMILIES = (
         re.compile(r"binary(?P<k>[1-9]\d?)p(?P<p>[1-9]\d?)(?P<sign>[su])(?P<domain>[ef])"),
         _p3109,
         "binary{K}p{P}{s|u}{e|f}",
-        "IEEE P3109: K bits, precision P, signed or unsigned, extended or finite; K = 3 to 15",
+        "IEEE P3109: K bits, precision P, signed or unsigned, extended or finite; K = 3 to 16",
     ),
     Family(
         re.compile(rf"(?P<unsigned>u?)int{_N}(?P<sym>_sym)?"),

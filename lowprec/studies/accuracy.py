@@ -24,6 +24,7 @@ from lowprec.eval import (
 )
 from lowprec.eval.sqnr import activation_sqnr, weight_sqnr
 from lowprec.nn import coverage, unwrap, wrap
+from lowprec.nn.calibration import calibrate
 from lowprec.nn.wrap import check
 from lowprec.report.progress import Progress
 from lowprec.spec.base import digest
@@ -57,11 +58,14 @@ class Bench:
 
     def subject(self, recipe: Recipe) -> dict[str, Any]:
         """All that determines a cell; see `Record`."""
+        protocol = {"length": self.asked.length, "windows": self.asked.windows}
+        if recipe.needs_calibration:
+            protocol["calibration"] = self.asked.calibration
         return {
             "model": {"name": self.loaded.name, "digest": self.loaded.digest},
             "text": {"name": self.text.name, "digest": self.text.digest},
             "windows": self.windows.digest,
-            "protocol": {"length": self.asked.length, "windows": self.asked.windows},
+            "protocol": protocol,
             "recipe": recipe.spell(),
             "formats": format_digests(recipe),
             "seed": self.seed,
@@ -94,6 +98,8 @@ class Bench:
         inputs = activation_sqnr(model, named.recipe, first)
         try:
             wrapped = wrap(model, named.recipe)
+            if named.recipe.needs_calibration:
+                self._calibrate(wrapped, named.name)
             with self.progress.task(named.name) as update:
                 result = evaluate_windows(wrapped, self.windows, baseline, update)
             covered = coverage(wrapped)
@@ -113,6 +119,13 @@ class Bench:
             },
             environment=environment(),
         )
+
+    def _calibrate(self, wrapped: Any, name: str) -> None:
+        first, count = self.asked.windows, self.asked.calibration
+        ids = cut(self.text, self.loaded.tokenizer, self.asked.length, first + count).ids[first:]
+        with self.progress.task(f"{name}: calibration") as update:
+            batches = [{"input_ids": torch.from_numpy(row)[None]} for row in ids]
+            calibrate(wrapped, batches, progress=update)
 
 
 def load_bench(asked: Accuracy, seed: int, where: str, store: Store, progress: Progress) -> Bench:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 EMULATION = """Every quantized operand is put on the values of its format exactly as the recipe
-says; products and sums are those of float32. What a recipe keeps runs in float32. Weights are
-rounded directly: no calibration, no compensation of errors."""
+says; products and sums are those of float32 unless it names a datapath. What a recipe keeps runs in
+float32. Weights are rounded to nearest unless the recipe says gptq. What a recipe calibrates has
+seen {calibration} windows of the same text behind the scored ones."""
 
 STATISTICS = """KL(P || Q) over the whole vocabulary, P being the unquantized model; ΔNLL is the
 paired difference on the same tokens. Standard errors are cluster-robust over documents (over
@@ -30,7 +31,7 @@ def accuracy_lines(
     window but its first is scored."""
     return [
         ("Model and text", _line(what)),
-        ("Emulation", _line(EMULATION)),
+        ("Emulation", _line(EMULATION.format(calibration=asked.calibration))),
         ("Statistics", _line(STATISTICS)),
     ]
 

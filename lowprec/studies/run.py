@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lowprec.errors import LowprecError
 from lowprec.perf import Machine
 from lowprec.report import page
 from lowprec.report.data import Report
@@ -41,9 +42,15 @@ class StudyResult:
 
 
 def study(
-    path: str | Path, out: str | Path | None = None, progress: Progress | None = None
+    path: str | Path,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    model: str | None = None,
 ) -> StudyResult:
     """Run the study in the TOML file `path` and keep it in the folder `out` (``runs/<name>``).
+
+    model: what its recipes are measured on instead of the model in its [accuracy]; the folder is
+    then ``runs/<name>-<model>``.
 
     Cells that `out` holds already are taken from there, so a killed run resumes and an edited
     study computes only what changed. The same study, code and machine give the same records, byte
@@ -51,6 +58,12 @@ def study(
     where another study runs in `out`.
     """
     plan = load_study(path)
+    if model is not None:
+        if plan.accuracy is None:
+            raise LowprecError(f"{path}: no [accuracy], so that model={model!r} has no meaning")
+        accuracy = plan.accuracy.model_copy(update={"model": model})
+        name = f"{plan.name}-{Path(model).name}"
+        plan = plan.model_copy(update={"accuracy": accuracy, "name": name})
     store = Store(Path(out) if out is not None else Path("runs") / plan.name)
     with store.locked():
         return _Run(plan, str(path), store, progress or SilentProgress()).all()

@@ -23,13 +23,15 @@ class Accuracy(Spec):
 
     model: a shipped model's name, a folder, or a Hugging Face id; it runs in float32, and that
     unquantized run is the reference of every paired difference. text: a shipped text's name or a
-    file.
+    file. calibration: how many windows behind those, none of which is scored, a recipe sees that
+    needs calibration.
     """
 
     model: Name
     text: Name
     length: Annotated[int, Field(ge=2, le=1 << 20)]
     windows: Annotated[int, Field(ge=2, le=1 << 20)]
+    calibration: Annotated[int, Field(ge=1, le=1 << 20)] = 8
 
 
 class WorkloadGrid(Spec):

@@ -230,8 +230,8 @@ def test_p3109_equals_gfloat(k: int, kind: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("binary16p3se", "key: P3109 has K = 3 to 15"),
-        ("binary8p8se", "key: P3109 has K = 3 to 15"),
+        ("binary17p3se", "key: P3109 has K = 3 to 16"),
+        ("binary8p8se", "key: P3109 has K = 3 to 16"),
         ("binary2p1uf", "got K = 2, P = 1"),
         ("int1", "expected N = 2 to 16 bits, got 1"),
         ("uint17", "expected N = 1 to 16 bits, got 17"),

@@ -101,7 +101,7 @@ def test_a_pattern_that_matches_nothing_stops_it_early(tiny: Path, tmp_path: Pat
     bad.write_text(
         tiny.read_text().replace("lm_head: keep; *: weight=nvfp4", "lm_haed: keep; *: weight=nvfp4")
     )
-    with pytest.raises(LowprecError, match=r"recipes\.2 \(nvfp4\): rule 'lm_haed' matches no lin"):
+    with pytest.raises(LowprecError, match=r"recipes\.2 \(nvfp4\): rule 'lm_haed' matches no mod"):
         study(bad, tmp_path / "out")
     assert not list((tmp_path / "out" / "cells").iterdir())
 
