@@ -106,20 +106,28 @@ INLINE v64 part(v64 v, int b) {
   return (v & EACH(one)) | ((v & EACH(one << b)) << (8 - b));
 }
 
+INLINE void store_eights(uint8_t *p, v64 v, int b) {
+  for (int e = 0; e < EIGHTS; e++) { const uint64_t w = v[e]; memcpy(p + e * b, &w, 8); }
+}
+
 /* Nonzero where a code has more bits. */
 int32_t lp_pack(const uint8_t *codes, uint8_t *bytes, int64_t n, int32_t b) {
   v64 beyond = {0};
-  for (int64_t i = 0; i < n; i += AT_ONCE, bytes += EIGHTS * b) {
+  /* While eight bytes more are its own. */
+  for (; n >= AT_ONCE + 64; n -= AT_ONCE, codes += AT_ONCE, bytes += EIGHTS * b) {
+    v64 v;
+    memcpy(&v, codes, AT_ONCE);
+    beyond |= v;
+    store_eights(bytes, join(v, b), b);
+  }
+  for (; n > 0; n -= AT_ONCE, codes += AT_ONCE, bytes += EIGHTS * b) {
+    const int64_t left = n < AT_ONCE ? n : AT_ONCE;
     v64 v = {0};
     uint8_t eights[EIGHTS * 8 + 8];
-    const int whole = n - i >= AT_ONCE + 64; /* then eight bytes more are its own */
-    uint8_t *to = whole ? bytes : eights;
-    if (whole) memcpy(&v, codes + i, AT_ONCE);
-    else memcpy(&v, codes + i, (size_t)(n - i < AT_ONCE ? n - i : AT_ONCE));
+    memcpy(&v, codes, (size_t)left);
     beyond |= v;
-    v = join(v, b);
-    for (int e = 0; e < EIGHTS; e++) { const uint64_t w = v[e]; memcpy(to + e * b, &w, 8); }
-    if (!whole) memcpy(bytes, eights, (size_t)(((n - i < AT_ONCE ? n - i : AT_ONCE) * b + 7) / 8));
+    store_eights(eights, join(v, b), b);
+    memcpy(bytes, eights, (size_t)((left * b + 7) / 8));
   }
   const uint64_t all_codes = beyond[0] | beyond[1] | beyond[2] | beyond[3];
   return (all_codes & (0x0101010101010101u * (255u >> b << b))) != 0;
