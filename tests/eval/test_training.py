@@ -316,20 +316,20 @@ def test_the_script_goes_on_after_a_kill(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(" ".join(np.random.default_rng(0).choice(WORDS, 3000)))
     script = Path(__file__).parents[2] / "evals" / "pretrain.py"
-    sizes = "--layers 2 --hidden 32 --intermediate 48 --heads 2 --seqlen 24 --batch 4 --every 5 "
+    sizes = "--layers 2 --hidden 32 --intermediate 48 --heads 2 --seqlen 24 --batch 4 --every 2 "
     sizes += "--windows 3 --threads 1 --seeds 1 --recipes bf16,mxfp8"
 
     def command(folder: str, steps: int) -> list[str]:
         rest = f"--steps {steps} --text {text} --out {tmp_path / folder}".split()
         return [sys.executable, str(script), *sizes.split(), *rest]
 
-    subprocess.run(command("whole", 400), check=True, capture_output=True)
-    child = subprocess.Popen(command("killed", 400), stdout=subprocess.DEVNULL)
+    subprocess.run(command("whole", 60), check=True, capture_output=True)
+    child = subprocess.Popen(command("killed", 60), stdout=subprocess.DEVNULL)
     while not list((tmp_path / "killed").glob("*.safetensors")):
         assert child.poll() is None
     child.kill()
     child.wait()
     assert not (tmp_path / "killed" / "summary.json").exists()
-    subprocess.run(command("killed", 400), check=True, capture_output=True)
+    subprocess.run(command("killed", 60), check=True, capture_output=True)
     for path in (tmp_path / "whole").glob("*.json"):
         assert path.read_text() == (tmp_path / "killed" / path.name).read_text()
