@@ -173,7 +173,7 @@ def compiled(march: str = "native") -> Path:
             source,
             "-lm",
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
             raise LowprecError(f"{compiler} failed: {lines[-1]}")
