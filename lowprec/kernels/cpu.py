@@ -9,13 +9,12 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from lowprec.kernels.core import Job, load
+from lowprec.kernels.threads import pool
 from lowprec.kernels.walk import LANES, Prepared, prepared, walk
 from lowprec.spec.block import Block
 from lowprec.spec.quantizer import Quantizer
@@ -222,11 +221,6 @@ def _largest(library: ctypes.CDLL, at: int, n: int) -> int:
     return max(_in_parts(n, LANES, lambda start, n: library.lp_largest(at + 4 * start, n)))
 
 
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="lowprec")
-
-
 def _in_parts(n: int, unit: int, work: Callable[[int, int], int]) -> list[int]:
     """``work(start, elements)`` for parts of whole `unit`s (the last may be ragged), in as many
     threads as torch uses and the size deserves."""
@@ -236,4 +230,4 @@ def _in_parts(n: int, unit: int, work: Callable[[int, int], int]) -> list[int]:
     if threads == 1:
         return [work(0, n)]
     step = -(-n // unit // threads) * unit
-    return list(_pool(threads).map(lambda i: work(i, min(step, n - i)), range(0, n, step)))
+    return list(pool(threads).map(lambda i: work(i, min(step, n - i)), range(0, n, step)))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lowprec.kernels.core import load
-from lowprec.kernels.cpu import _pool
 from lowprec.kernels.matmul_plan import Case, CMatmul, Extent, extent_of, plan_of
+from lowprec.kernels.threads import pool
 from lowprec.spec.datapath import Aligned, Datapath
 from lowprec.spec.format import FloatFormat, Format, IntFormat
 
@@ -159,7 +159,7 @@ def _run(
         return library.lp_matmul(ctypes.byref(job), 0, m, first, min(first + size, n))
 
     parts = range(0, m if along_m else n, size)
-    failed = list(map(work, parts) if len(parts) < 2 else _pool(threads).map(work, parts))
+    failed = list(map(work, parts) if len(parts) < 2 else pool(threads).map(work, parts))
     if any(failed):
         raise MemoryError("lowprec matmul: no memory for its operands")
     return d
