@@ -16,7 +16,7 @@ from lowprec.nn.rows import is_rowwise
 from lowprec.nn.site import Site
 
 # Scores whose temporaries fit a second-level cache.
-CHUNK = 1 << 18
+CHUNK = 1 << 17
 _SCORES, _WEIGHTED = ("query", "key"), ("probability", "value")
 Softmax = Callable[[Tensor], Tensor]
 Part = tuple[slice, slice, slice, slice]
@@ -112,7 +112,8 @@ class _Heads:
     """Quantized operands in the dtype they are multiplied in: queries (N, H, G, L, D), where the G
     of a row share the keys (N, H, S, D) and values (N, H, S, E).
 
-    hidden, bias: (N, H, G, L, S), what a mask leaves out and adds. masked: a row may see no key.
+    hidden, bias: (N, H, G, L, S), what masks leave out and add; hidden from the key `visible` on.
+    masked: a row may see no key. causal: no row sees a key behind its own.
     batch: the shape that N stands for. kind: what decides the dtype of P."""
 
     query: Tensor
@@ -122,8 +123,10 @@ class _Heads:
     bias: Tensor | None
     scale: float
     masked: bool
+    causal: bool
     batch: torch.Size
     kind: Tensor
+    visible: int = 0
 
     def parts(self) -> Iterator[Part]:
         """Batches, heads and rows of about `CHUNK` scores each."""
@@ -138,9 +141,23 @@ class _Heads:
             yield batch, head, slice(None), some
 
     def at(self, part: Part) -> _Heads:
-        hidden, bias = (None if m is None else m[part] for m in (self.hidden, self.bias))
-        key, value = self.key[part[:2]], self.value[part[:2]]
-        return replace(self, query=self.query[part], key=key, value=value, hidden=hidden, bias=bias)
+        """Some of it; without the keys that none of its rows sees."""
+        first, last = part[3].start, self.key.shape[-2]
+        if self.causal:
+            last = min(last, part[3].stop)
+        keys = (*part[:2], slice(0, last))
+        hidden, bias = (
+            None if m is None else m[part][..., :last] for m in (self.hidden, self.bias)
+        )
+        return replace(
+            self,
+            query=self.query[part],
+            key=self.key[keys],
+            value=self.value[keys],
+            hidden=hidden,
+            bias=bias,
+            visible=0 if self.masked else min(first, last),
+        )
 
     def result(self, site: Site, dropout: float, softmax: Softmax | None) -> Tensor:
         def weigh(p: Tensor, keys: slice) -> Tensor:
@@ -165,7 +182,9 @@ class _Heads:
         if self.bias is not None:
             scores.add_(self.bias[..., keys])
         if self.hidden is not None:
-            scores.masked_fill_(self.hidden[..., keys], -math.inf)
+            start = max(keys.start, self.visible)
+            part = scores[..., start - keys.start :]
+            part.masked_fill_(self.hidden[..., start : keys.stop], -math.inf)
         return scores
 
     def _product(self, site: Site, names: Names, x: Tensor, w: Tensor) -> Tensor:
@@ -215,6 +234,7 @@ def _heads(
         bias=None if mask is None or mask.dtype == torch.bool else spread(mask.to(wide)),
         scale=scale,
         masked=mask is not None,
+        causal=causal and not is_under(site),
         batch=batch,
         kind=value,
     )

@@ -47,6 +47,17 @@ def _scaled_dot_product_attention(
     with mode.emulating(site, flops):
         key = _stored(mode, site, key, "key_cache")
         value = _stored(mode, site, value, "value_cache")
+        if not _computes(mode, site):
+            return F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask,
+                dropout_p,
+                is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+            )
         return attention(
             site,
             query,
@@ -59,6 +70,14 @@ def _scaled_dot_product_attention(
             dropout=dropout_p,
             softmax=_softmax(mode),
         )
+
+
+def _computes(mode: Emulator, site: Site) -> bool:
+    """Whether the rule says more of an attention than how keys and values are stored."""
+    rule = site.rule
+    names = ("query", "key", "probability", "value", "output", "kv_block", "datapath")
+    said = any(getattr(rule, name) is not None for name in names)
+    return said or site.statistics is not None or mode.site("softmax") is not None
 
 
 def _softmax(mode: Emulator) -> Softmax | None:

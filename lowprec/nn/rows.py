@@ -104,7 +104,7 @@ def _streams(quantizer: Quantizer, size: int) -> list[tuple[str, int, int]]:
 def _encode(x: Tensor, quantizer: Quantizer, scale: Tensor | None, seed: int | None) -> Tensor:
     if scale is not None:
         scale = given(scale, quantizer, tuple(x.shape), -1)
-    q = quantize(x, quantizer, scale=scale, random=seed)
+    q = quantize(x.contiguous(), quantizer, scale=scale, random=seed)
     parts = []
     for name, count, bits in _streams(quantizer, x.shape[-1]):
         codes = _part(q, name)
