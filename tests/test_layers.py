@@ -47,7 +47,7 @@ LIBRARIES: dict[str, set[str]] = {
     "perf": {"pydantic", "pydantic_core"},
 }
 TORCH_IN = {"kernels", "nn", "checkpoints", "eval", "studies"}
-MAY_USE_TRANSFORMERS = re.compile(r"(nn|checkpoints)/hf\w*\.py")
+MAY_USE_TRANSFORMERS = re.compile(r"(nn|nn/attention|checkpoints)/hf\w*\.py")
 
 
 @dataclass(frozen=True)

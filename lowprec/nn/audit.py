@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lowprec.errors import LowprecError
-from lowprec.nn.attends import attends
-from lowprec.nn.fusion import key
-from lowprec.nn.running import Running
-from lowprec.nn.tracing import MATMULS, MULTIPLIES
+from lowprec.nn.attention.attends import attends
+from lowprec.nn.tracing.fusion import key
+from lowprec.nn.tracing.recorder import MATMULS, MULTIPLIES
+from lowprec.nn.tracing.running import Running
 from lowprec.spec import Recipe
 
 if TYPE_CHECKING:

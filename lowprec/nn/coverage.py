@@ -12,8 +12,8 @@ from torch import nn
 from lowprec.nn.audit import Audit
 from lowprec.nn.emulation import Emulated, sites_of
 from lowprec.nn.hf import ghost, token_ids
+from lowprec.nn.operations.whole import is_vector
 from lowprec.nn.site import Site
-from lowprec.nn.whole import is_vector
 from lowprec.nn.wrap import recipe_of
 from lowprec.spec import Recipe, Rule
 

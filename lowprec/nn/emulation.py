@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from lowprec.nn.attends import attends, cache_parameter
+from lowprec.nn.attention.attends import attends, cache_parameter
+from lowprec.nn.attention.hf_cache import with_codes
+from lowprec.nn.attention.pairing import SOFTMAX, Pairing
 from lowprec.nn.audit import Audit
-from lowprec.nn.hf_cache import with_codes
-from lowprec.nn.pairing import SOFTMAX, Pairing
+from lowprec.nn.operations.whole import Whole, is_vector, run_whole, whole
 from lowprec.nn.site import Site
-from lowprec.nn.whole import Whole, is_vector, run_whole, whole
 from lowprec.spec import Recipe, Rule
 
 # A torch function: what computes it, given the emulator and the call's arguments. It may answer

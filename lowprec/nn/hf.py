@@ -24,7 +24,7 @@ from transformers.pytorch_utils import Conv1D  # noqa: F401 - `lowprec.nn.module
 
 from lowprec.errors import LowprecError
 from lowprec.nn.emulation import Emulated, release, sites_of
-from lowprec.nn.tracing import Recorder
+from lowprec.nn.tracing.recorder import Recorder
 from lowprec.spec import Workload
 
 _ATTENTION = "lowprec_trace"
@@ -47,8 +47,8 @@ def trace(
 
     As a serving engine would run it: logits for the last position of each sequence only; the KV
     cache is appended to and never copied; vector operations of one module are fused along the
-    data flow (`lowprec.nn.fusion`); experts are multiplied as one grouped matmul, each token with
-    its top_k. A recipe for a wrapped model does not change its workload.
+    data flow (`lowprec.nn.tracing.fusion`); experts are multiplied as one grouped matmul, each
+    token with its top_k. A recipe for a wrapped model does not change its workload.
     LowprecError: no such configuration; an operation that cannot be recorded.
     """
     for name, value, least in (("batch", batch, 1), ("tokens", tokens, 1), ("context", context, 0)):

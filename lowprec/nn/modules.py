@@ -15,8 +15,8 @@ from torch import nn
 
 from lowprec.errors import LowprecError
 from lowprec.nn.emulation import adopt, emulated
-from lowprec.nn.experts import Experts as _Experts
 from lowprec.nn.hf import Conv1D as _Conv1D
+from lowprec.nn.operations.experts import Experts as _Experts
 from lowprec.nn.wrap import check, sites_for
 from lowprec.spec import Recipe, Rule, load_recipe
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor, fake_quantize, quantize
-from lowprec.nn.delayed import History
-from lowprec.nn.scales import given
-from lowprec.nn.transforms import SiteTransform
+from lowprec.nn.calibrate.scales import given
+from lowprec.nn.calibrate.transforms import SiteTransform
+from lowprec.nn.training.delayed import History
 from lowprec.nn.weights import Weights
 from lowprec.spec import OPERANDS, Quantizer, Rule
 

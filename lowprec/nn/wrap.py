@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 from torch import nn
 
 from lowprec.errors import LowprecError, did_you_mean
-from lowprec.nn.calibration import Calibration, calibrate
+from lowprec.nn.calibrate.calibration import Calibration, calibrate
 from lowprec.nn.emulation import Emulated, Sites, adopt, release
-from lowprec.nn.stored import StoredExperts
+from lowprec.nn.stored.modules import StoredExperts
 from lowprec.spec import OPERANDS, Recipe, Rule, load_recipe
 
 _RECIPE = "_lowprec_recipe"

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import lowprec as lp
 from lowprec.errors import LowprecError
-from lowprec.nn.stored import StoredExperts, StoredLinear
+from lowprec.nn.stored.modules import StoredExperts, StoredLinear
 from tests.checkpoints import tiny
 
 STATE = tuple[dict[str, Tensor], Tensor]  # a module's tensors, and the values of its weight

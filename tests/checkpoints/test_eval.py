@@ -10,7 +10,7 @@ import torch
 import lowprec as lp
 from lowprec.errors import LowprecError
 from lowprec.eval import load_model
-from lowprec.nn.stored import StoredLinear
+from lowprec.nn.stored.modules import StoredLinear
 from tests.eval.tiny import byte_tokenizer, tiny_llama, write_gguf
 
 IDS = torch.arange(2, 60)[None]

@@ -24,7 +24,7 @@ from lowprec.checkpoints.gguf import row_order
 from lowprec.checkpoints.hf_gguf import processor
 from lowprec.errors import LowprecError
 from lowprec.kernels import layouts
-from lowprec.nn.stored import StoredEmbedding, StoredLinear
+from lowprec.nn.stored.modules import StoredEmbedding, StoredLinear
 from tests.checkpoints import tiny
 
 SIZES = tiny.SIZES | {"hidden_size": 256, "intermediate_size": 512}

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
 
 import lowprec as lp
-from lowprec.nn.stored import StoredExperts, StoredLinear
+from lowprec.nn.stored.modules import StoredExperts, StoredLinear
 from tests.checkpoints import tiny
 
 E2M1 = torch.tensor([0.0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])

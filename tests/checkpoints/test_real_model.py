@@ -11,7 +11,7 @@ import lowprec as lp
 from lowprec.eval import load_model
 from lowprec.eval.fetch import extract_member, fetch
 from lowprec.eval.models import PackagedModel
-from lowprec.nn.codes import Codes
+from lowprec.nn.stored.codes import Codes
 from lowprec.spec.load import build, data_dir, read_toml
 from tests.checkpoints import tiny
 

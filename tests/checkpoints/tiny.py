@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
-from lowprec.nn.stored import StoredEmbedding, StoredExperts, StoredLinear
+from lowprec.nn.stored.modules import StoredEmbedding, StoredExperts, StoredLinear
 
 SIZES = {
     "vocab_size": 96,

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from lowprec import LowprecError
-from lowprec.nn import approximation
-from lowprec.nn.approximation import estimate, fused
-from lowprec.nn.coefficients import coefficients, minimax
+from lowprec.nn.operations import approximation
+from lowprec.nn.operations.approximation import estimate, fused
+from lowprec.nn.operations.coefficients import coefficients, minimax
 from lowprec.spec import load_estimate
 
 EXACT = {"exp2": torch.exp2, "reciprocal": torch.reciprocal, "rsqrt": torch.rsqrt}

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import lowprec as lp
 from lowprec import LowprecError, fake_quantize
-from lowprec.nn import attention as definition
-from lowprec.nn.attends import attends, cache_parameter
-from lowprec.nn.attention import attention
+from lowprec.nn.attention import definition
+from lowprec.nn.attention.attends import attends, cache_parameter
+from lowprec.nn.attention.definition import attention
 from lowprec.nn.site import Site
 from lowprec.spec import load_recipe
 from tests.nn.families import FAMILIES

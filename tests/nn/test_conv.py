@@ -211,7 +211,7 @@ def test_tiles_change_no_bit(monkeypatch):
         nn.Sequential(conv), f"*: operation=conv weight={q} activation={q} datapath=hopper_fp8"
     )
     whole = model(x)
-    monkeypatch.setattr("lowprec.nn.conv_datapath._TILE", 1)
+    monkeypatch.setattr("lowprec.nn.operations.conv_datapath._TILE", 1)
     assert same(model(x), whole)
 
 

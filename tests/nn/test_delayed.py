@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import lowprec as lp
 from lowprec.errors import LowprecError
 from lowprec.nn.emulation import sites_of
-from lowprec.nn.state import load_training_state, training_state
+from lowprec.nn.training.state import load_training_state, training_state
 
 E4M3, E5M2 = "float8_e4m3fn_tensor/static", "float8_e5m2_tensor/static"
 RECIPE = (

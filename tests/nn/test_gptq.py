@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lowprec import LowprecError, calibrate, fake_quantize, quantize, quantizer, wrap
 from lowprec.kernels.fixed import fixed
+from lowprec.nn.calibrate.gptq import Rounded, fingerprint, gptq, place, with_codes
 from lowprec.nn.emulation import sites_of
-from lowprec.nn.gptq import Rounded, fingerprint, gptq, place, with_codes
 
 FORMATS = [
     "mxfp4/floor",

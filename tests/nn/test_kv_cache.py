@@ -18,8 +18,8 @@ from transformers import (
 
 import lowprec as lp
 from lowprec import LowprecError, fake_quantize
-from lowprec.nn.hf_cache import CodedLayer, coded
-from lowprec.nn.rows import decode_rows, encode_rows, row_bytes
+from lowprec.nn.attention.hf_cache import CodedLayer, coded
+from lowprec.nn.attention.rows import decode_rows, encode_rows, row_bytes
 from lowprec.nn.site import Site
 from lowprec.spec import load_recipe
 from tests.nn.conftest import SIZES

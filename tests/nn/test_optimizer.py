@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import lowprec as lp
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor
-from lowprec.nn.optimizer import optimizer_nbytes, quantize_optimizer
+from lowprec.nn.training.optimizer import optimizer_nbytes, quantize_optimizer
 
 ADAM = {"exp_avg": "float8_e4m3fn/amax:32", "exp_avg_sq": "bfloat16/cast"}
 

@@ -11,8 +11,8 @@ from torch import nn
 
 import lowprec as lp
 from lowprec.kernels import decode
-from lowprec.nn import matmul, product
-from lowprec.nn.product import fits_bfloat16, has_bfloat16_units, smallest
+from lowprec.nn.operations import matmul, product
+from lowprec.nn.operations.product import fits_bfloat16, has_bfloat16_units, smallest
 
 EXACT = [
     "mxfp8_e4m3/floor", "mxfp8_e5m2/rceil", "mxfp6_e2m3/ceil", "mxfp6_e3m2/even", "mxfp4/floor",

@@ -8,8 +8,8 @@ from torch import nn
 from torch.utils.flop_counter import flop_registry
 
 from lowprec import LowprecError
-from lowprec.nn.fusion import Fuser
-from lowprec.nn.tracing import MULTIPLIES, Recorder
+from lowprec.nn.tracing.fusion import Fuser
+from lowprec.nn.tracing.recorder import MULTIPLIES, Recorder
 from lowprec.spec import Matmul
 
 

@@ -11,9 +11,9 @@ from torch import nn
 
 import lowprec as lp
 from lowprec.errors import LowprecError
-from lowprec.nn import codes as codes_module
-from lowprec.nn.codes import Codes
-from lowprec.nn.stored import Activation, StoredEmbedding, StoredExperts, StoredLinear
+from lowprec.nn.stored import codes as codes_module
+from lowprec.nn.stored.codes import Codes
+from lowprec.nn.stored.modules import Activation, StoredEmbedding, StoredExperts, StoredLinear
 from lowprec.spec import load_quantizer
 
 QUANTIZERS = (

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from lowprec import LowprecError, calibrate, coverage, fake_quantize, recipe, unwrap, wrap
+from lowprec.nn.calibrate.rotation import hadamard, rotate, signs
+from lowprec.nn.calibrate.transforms import SiteTransform
 from lowprec.nn.emulation import sites_of
-from lowprec.nn.rotation import hadamard, rotate, signs
 from lowprec.nn.site import Site
-from lowprec.nn.transforms import SiteTransform
 
 ALONE = [
     "rotation=32",

@@ -11,7 +11,7 @@ from torch import nn
 
 from lowprec import LowprecError, coverage, fake_quantize, unwrap, wrap
 from lowprec.nn import Emulated
-from lowprec.nn.approximation import estimate
+from lowprec.nn.operations.approximation import estimate
 
 IN, OUT = "mxfp8_e4m3/floor", "mxfp6_e3m2/floor"
 LOG2_E = math.log2(math.e)

@@ -9,13 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowprec.nn import under
-from lowprec.nn.attention_calls import product
-from lowprec.nn.backward import multiplied
+from lowprec.nn.attention.calls import product
+from lowprec.nn.calibrate.transforms import with_outliers
 from lowprec.nn.emulation import Emulator, handles
-from lowprec.nn.product import exactly
+from lowprec.nn.operations import under
+from lowprec.nn.operations.product import exactly
 from lowprec.nn.site import Site
-from lowprec.nn.transforms import with_outliers
+from lowprec.nn.training.backward import multiplied
 
 
 @handles(F.linear)

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from lowprec.errors import LowprecError, did_you_mean
+from lowprec.nn.calibrate.gptq import Rounded
+from lowprec.nn.calibrate.observers import Method
+from lowprec.nn.calibrate.scales import scale_shape
+from lowprec.nn.calibrate.statistics import Budget, Channels, Statistics
 from lowprec.nn.emulation import Emulated, sites_of
-from lowprec.nn.gptq import Rounded
-from lowprec.nn.observers import Method
-from lowprec.nn.scales import scale_shape
 from lowprec.nn.site import Site
-from lowprec.nn.statistics import Budget, Channels, Statistics
 from lowprec.spec import OPERANDS, Quantizer
 
 Progress = Callable[[int, int], None]
@@ -84,8 +84,8 @@ def calibrate(
     depends on them; and again while Hessians (4 K^2 bytes a weight) are left that did not fit
     `memory` bytes, at least one a pass. Every row counts, also of padding.
     method: how the largest magnitude is chosen that a static scale is made for: ``max``,
-    ``percentile:99.9`` or ``mse``; see `lowprec.nn.observers`. progress: called with the batches
-    done and their number, from 1 again in every pass.
+    ``percentile:99.9`` or ``mse``; see `lowprec.nn.calibrate.observers`. progress: called with the
+    batches done and their number, from 1 again in every pass.
     What was calibrated before is forgotten. A site that no batch reaches gets nothing, and says so
     when it is used. LowprecError: the model is not wrapped; no batches; NaN or Inf; a calibration
     of another model or recipe, by the name of the site.

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor, matmul
-from lowprec.nn.backward import multiplied
 from lowprec.nn.site import Site
+from lowprec.nn.training.backward import multiplied
 
 Codes = QTensor | Tensor
 

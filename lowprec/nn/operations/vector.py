@@ -11,7 +11,7 @@ add          the sum of two activations of one shape; a bias is none
 
 Inputs are quantized before and outputs after, along the axis that is normalised (the channels of
 batch, instance and group norms), else the last. By which operations a rule approximates is in
-`lowprec.nn.units`: those of norm, softmax, exp, sigmoid, silu, tanh, and gelu by tanh.
+`lowprec.nn.operations.units`: those of norm, softmax, exp, sigmoid, silu, tanh, and gelu by tanh.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowprec.nn import units
 from lowprec.nn.emulation import HANDLERS, Emulator, handles
+from lowprec.nn.operations import units
 from lowprec.spec import Approximation
 
 Function = Callable[..., Any]

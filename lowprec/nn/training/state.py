@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from lowprec.errors import LowprecError, did_you_mean
-from lowprec.nn.delayed import History
 from lowprec.nn.emulation import Emulated, sites_of
 from lowprec.nn.site import Site
+from lowprec.nn.training.delayed import History
 
 
 def training_state(model: nn.Module) -> dict[str, Tensor]:

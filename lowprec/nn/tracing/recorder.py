@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lowprec.errors import LowprecError
-from lowprec.nn.fusion import Fuser, Kernel, key
-from lowprec.nn.running import Running
+from lowprec.nn.tracing.fusion import Fuser, Kernel, key
+from lowprec.nn.tracing.running import Running
 from lowprec.spec import Attention, Embedding, Matmul, Vector
 
 aten = torch.ops.aten

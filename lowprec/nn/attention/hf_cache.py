@@ -25,7 +25,7 @@ from transformers.cache_utils import (
 )
 
 from lowprec.errors import LowprecError
-from lowprec.nn.rows import check_rowwise, decode_rows, encode_rows
+from lowprec.nn.attention.rows import check_rowwise, decode_rows, encode_rows
 from lowprec.nn.site import Site
 from lowprec.spec import Quantizer, Rule, build, load_quantizer
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowprec.nn.conv_datapath import Geometry, under
 from lowprec.nn.emulation import HANDLERS, Emulator
+from lowprec.nn.operations.conv_datapath import Geometry, under
 from lowprec.nn.site import Site
 from lowprec.spec import BlockFormat, Quantizer
 

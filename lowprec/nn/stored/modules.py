@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import fake_quantize
-from lowprec.nn.codes import Codes, unwatched
 from lowprec.nn.emulation import Emulated, sites_of
+from lowprec.nn.stored.codes import Codes, unwatched
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.quantizer import Quantizer
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lowprec.errors import LowprecError
-from lowprec.nn.approximation import estimate
+from lowprec.nn.operations.approximation import estimate
 from lowprec.spec import Approximation
 
 _LOG2_E = math.log2(math.e)  # rounded to float32 where it is multiplied

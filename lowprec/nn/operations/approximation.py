@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lowprec.errors import LowprecError, unknown
-from lowprec.nn.coefficients import coefficients
+from lowprec.nn.operations.coefficients import coefficients
 from lowprec.spec.approximation import FUNCTIONS, Estimate, load_estimate
 
 _TRAILING, _BIAS = 52, 1023  # of float64

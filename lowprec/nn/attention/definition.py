@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lowprec.errors import LowprecError
-from lowprec.nn.activations import Names, is_under, multiply, prepared
-from lowprec.nn.rows import is_rowwise
+from lowprec.nn.attention.rows import is_rowwise
+from lowprec.nn.operations.activations import Names, is_under, multiply, prepared
 from lowprec.nn.site import Site
 
 # Scores whose temporaries fit a second-level cache.

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowprec.nn import units
 from lowprec.nn.emulation import HANDLERS, Emulator
-from lowprec.nn.matmul import linear
-from lowprec.nn.vector import run
+from lowprec.nn.operations import units
+from lowprec.nn.operations.matmul import linear
+from lowprec.nn.operations.vector import run
 
 State = tuple[Tensor, ...]  # h, and for an LSTM c
 Weights = Sequence[Tensor | None]  # w_ih, w_hh, b_ih, b_hh, w_hr

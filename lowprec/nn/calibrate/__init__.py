@@ -1,0 +1,1 @@
+"""Static scales, transforms and what they need to know of the activations."""

@@ -1,0 +1,1 @@
+"""Modules whose weights stay code points."""

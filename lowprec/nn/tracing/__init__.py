@@ -1,0 +1,1 @@
+"""Which operations a model performs, from the dispatcher."""

@@ -1,0 +1,1 @@
+"""Backward matmuls, delayed scales, optimizer states."""
