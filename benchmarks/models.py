@@ -45,11 +45,14 @@ QUANTIZERS = (
     "int8/amax:channel",
 )
 HEAD = "lm_head: keep; "
-ATTENTION = "*: query={0} key={0} probability={0} value={0} key_cache={0} value_cache={0}"
+ATTENTION = "*: query={0} key={0} probability={0} value={0} key_cache={1} value_cache={1}"
+# A scale of the whole tensor would change with every token that is stored.
+CACHED = {"nvfp4/amax": "nvfp4/fixed=0.03125"}
 RECIPES: dict[str, str] = {
     **{q: f"{HEAD}*: weight={q} activation={q}" for q in QUANTIZERS},
     **{
-        f"{q} with attention": f"{HEAD}*: weight={q} activation={q}; " + ATTENTION.format(q)
+        f"{q} with attention": f"{HEAD}*: weight={q} activation={q}; "
+        + ATTENTION.format(q, CACHED.get(q, q))
         for q in QUANTIZERS[:3]
     },
 }

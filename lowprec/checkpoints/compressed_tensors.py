@@ -21,7 +21,7 @@ from lowprec.checkpoints.formats import FLOATS, block_format, one_byte
 from lowprec.checkpoints.source import Quantized
 from lowprec.errors import LowprecError, unknown
 from lowprec.kernels import QTensor, layouts
-from lowprec.nn.stored import Activation
+from lowprec.nn.stored.modules import Activation
 from lowprec.spec import Quantizer, build, load_format, load_quantizer
 from lowprec.spec.base import Spec
 from lowprec.spec.block import Block, BlockFormat

@@ -19,7 +19,7 @@ from lowprec.checkpoints.formats import FLOATS, block_format, one_byte
 from lowprec.checkpoints.source import Quantized
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor
-from lowprec.nn.stored import Activation
+from lowprec.nn.stored.modules import Activation
 from lowprec.spec import Quantizer, load_quantizer
 from lowprec.spec.block import BlockFormat
 

@@ -13,8 +13,8 @@ from lowprec.checkpoints import compressed_tensors, deepseek, gguf, gpt_oss, hf,
 from lowprec.checkpoints.files import Files, read_json
 from lowprec.checkpoints.source import Checkpoint, Plain, Quantized
 from lowprec.errors import LowprecError, unknown
-from lowprec.nn.codes import Codes
-from lowprec.nn.stored import StoredEmbedding, StoredExperts, StoredLinear
+from lowprec.nn.stored.codes import Codes
+from lowprec.nn.stored.modules import StoredEmbedding, StoredExperts, StoredLinear
 
 SCHEMES = {
     "compressed-tensors": compressed_tensors.read,

@@ -18,7 +18,7 @@ from lowprec.checkpoints.source import Quantized
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor, unpack_bits
 from lowprec.kernels.layouts.common import qtensor
-from lowprec.nn.stored import Activation
+from lowprec.nn.stored.modules import Activation
 from lowprec.spec import Quantizer, load_format
 
 _BLOCK = 16

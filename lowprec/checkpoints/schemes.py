@@ -10,7 +10,7 @@ from torch import Tensor
 from lowprec.checkpoints.formats import FLOATS
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor, layouts
-from lowprec.nn.stored import Activation
+from lowprec.nn.stored.modules import Activation
 from lowprec.spec import load_format
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import Format, IntFormat

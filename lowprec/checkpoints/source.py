@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lowprec.kernels import QTensor
-from lowprec.nn.stored import Activation
+from lowprec.nn.stored.modules import Activation
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from lowprec.checkpoints.schemes import activation_args, weight_args, weight_ten
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor, quantize, unpack
 from lowprec.nn.emulation import Emulated, sites_of
-from lowprec.nn.stored import Activation, StoredEmbedding, StoredExperts, StoredLinear
+from lowprec.nn.stored.modules import Activation, StoredEmbedding, StoredExperts, StoredLinear
 from lowprec.spec import BlockFormat, Format, Rule
 
 SHARD_BYTES = 4 << 30

@@ -23,7 +23,7 @@ from lowprec.eval.data import SEPARATOR, Text
 from lowprec.eval.training_checkpoint import load_checkpoint, save_checkpoint
 from lowprec.eval.training_recipe import TrainingRecipe
 from lowprec.nn import wrap
-from lowprec.nn.optimizer import quantize_optimizer
+from lowprec.nn.training.optimizer import quantize_optimizer
 from lowprec.spec.base import Spec
 from lowprec.spec.record import Metric, Record
 

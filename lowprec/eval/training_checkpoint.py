@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor
-from lowprec.nn.optimizer import STEPS, parameters
-from lowprec.nn.state import load_training_state, training_state
+from lowprec.nn.training.optimizer import STEPS, parameters
+from lowprec.nn.training.state import load_training_state, training_state
 from lowprec.spec import Quantizer
 from lowprec.spec.record import Record
 
