@@ -1,12 +1,16 @@
 /* Matmuls under a datapath, y = a b.T: the arithmetic of datapath_step.py on many sums at a time.
  * What it is asked for are cases in which products, and the sums of their cut values, are exact in
  * REAL; matmul_core.py sees to that. Operands are finite. */
+#include <stddef.h>
 #include <stdlib.h>
-#if !defined(__SSE2__)
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#else
 #include <fenv.h>
 #endif
 
 enum { ALIGNED, TWO_STAGE, CHUNKS, IN_ORDER, GROUPED, ROUNDED };
+enum { ALONE, ON, ADDED, ADDED_IN_BITS }; /* what becomes of a plain sum */
 enum { PANEL = 32, PADDED = 12, GROUPS = 4, NOTHING = -8192 /* an exponent below all others */ };
 
 typedef struct { int32_t precision, emin; float max; } target; /* a float format to round to */
@@ -63,6 +67,25 @@ static void restore(unsigned mode) {
 #else
 #define KEPT_IN_REGISTER(v) (v)
 #endif
+
+/* Element i of row l becomes element l of row i, of n elements from k on. */
+static void transpose(const float *const *rows, int64_t k, int64_t n, float *to) {
+  vf r[LANES], pairs[LANES], fours[LANES];
+  for (int l = 0; l < LANES; l++) r[l] = load_part(rows[l] + k, n);
+  for (int l = 0; l < LANES; l += 2) {
+    pairs[l] = SHUFFLE(r[l], r[l + 1], 0, 8, 1, 9, 4, 12, 5, 13);
+    pairs[l + 1] = SHUFFLE(r[l], r[l + 1], 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+  for (int l = 0; l < LANES; l += 4)
+    for (int i = 0; i < 2; i++) {
+      fours[l + 2 * i] = SHUFFLE(pairs[l + i], pairs[l + 2 + i], 0, 1, 8, 9, 4, 5, 12, 13);
+      fours[l + 2 * i + 1] = SHUFFLE(pairs[l + i], pairs[l + 2 + i], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  for (int l = 0; l < 4; l++) {
+    store(to + l * LANES, SHUFFLE(fours[l], fours[l + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+    store(to + (l + 4) * LANES, SHUFFLE(fours[l], fours[l + 4], 4, 5, 6, 7, 12, 13, 14, 15));
+  }
+}
 
 #define PASTE(a, b) a##_##b
 #define JOIN(a, b) PASTE(a, b)

@@ -13,14 +13,12 @@ INLINE V NAME(odd_sum)(V a, V b) {
 }
 
 /* x as the format has it, in the rounding mode at hand: to a multiple of its unit q by the addition
- * of 2^TRAILING q. */
-INLINE V NAME(projected)(V x, const target *f, int signed_zero, int may_be_infinite) {
+ * of 2^TRAILING q. That of Inf wraps around to a tiny one, and Inf stays. */
+INLINE V NAME(projected)(V x, const target *f, int signed_zero) {
   const I sign = (I)x & MINUS;
   V y = x;
   if (f->precision <= TRAILING) {
-    const I lowest = NAME(same)((INT)(f->emin + BIAS) << TRAILING);
-    I e = NAME(most)((I)x & EXPONENT_FIELD, lowest);
-    if (may_be_infinite) e = NAME(pick)(e == EXPONENT_FIELD, lowest, e);
+    const I e = NAME(most)((I)x & EXPONENT_FIELD, NAME(same)((INT)(f->emin + BIAS) << TRAILING));
     const V c = (V)((e + ((INT)(TRAILING + 1 - f->precision) << TRAILING)) | sign);
     y = (V)(((I)((x + c) - c) & ~MINUS) | sign);
   }
@@ -29,6 +27,17 @@ INLINE V NAME(projected)(V x, const target *f, int signed_zero, int may_be_infin
     y = (V)NAME(pick)(over, EXPONENT_FIELD | sign, (I)y);
   }
   return signed_zero ? y : (V)((I)y & (y != 0));
+}
+
+/* a + b to nearest even, in a format that has the exponents of REAL and that no sum overflows: in
+ * integers half a unit is added, or one bit less. At a tie the last bit kept decides, unless s itself
+ * is inexact: then what it lacks. */
+INLINE V NAME(rounded_sum)(V a, V b, int precision) {
+  const int dropped = TRAILING + 1 - precision, top = 8 * (int)sizeof(INT) - 1;
+  const V s = a + b, t = s - a, minus_rest = ((s - t) - a) + (t - b);
+  const I odd = (I)s << (top - dropped), away = (I)s ^ (I)minus_rest; /* by their sign bits */
+  const I more = NAME(pick)(minus_rest != 0, away, odd) >> top;
+  return (V)(((I)s + (((INT)1 << (dropped - 1)) - 1) - more) & -((INT)1 << dropped));
 }
 
 /* a + b, as exact as its rounding to f needs. */
@@ -44,7 +53,7 @@ static __attribute__((noinline)) void NAME(finish)(const NAME(tile) *t) {
   const matmul j = *t->j;
   for (int64_t i = 0; i < t->rows * PANEL; i += L) {
     const V before = NAME(get)(t->accumulator + i);
-    const V y = NAME(projected)(NAME(get)(t->sum + i), &j.result, j.signed_zero, 0);
+    const V y = NAME(projected)(NAME(get)(t->sum + i), &j.result, j.signed_zero);
     const I stays = ((I)before & EXPONENT_FIELD) == EXPONENT_FIELD;
     NAME(put)(t->accumulator + i, (V)NAME(pick)(stays, (I)before, (I)y));
   }
@@ -62,9 +71,9 @@ static __attribute__((noinline)) void NAME(promote)(const NAME(tile) *t) {
         /* Scales are multiplied in float32. */
         const V rounded = __builtin_convertvector(__builtin_convertvector(s, NAME(floats)), V);
         if (f.precision > TRAILING) x = NAME(fused)(x, rounded, y);
-        else x = NAME(projected)(NAME(odd_sum)(x * rounded, y), &f, 1, 1);
+        else x = NAME(projected)(NAME(odd_sum)(x * rounded, y), &f, 1);
       } else {
-        x = NAME(projected)(NAME(plus)(x, y, &f), &f, 1, 1);
+        x = NAME(projected)(NAME(plus)(x, y, &f), &f, 1);
       }
       NAME(put)(total, x);
       NAME(put)(at, (V){0});

@@ -6,7 +6,13 @@ static void NAME(add_step)(NAME(tile) *t, const REAL *a, const EXPONENT *ea, int
   if (j->kind == CHUNKS || j->kind == IN_ORDER) {
     rounds(NEAREST);
     if (j->kind == IN_ORDER) { NAME(add_on)(t, a, n); return; }
-    if (j->rounding == NEAREST) { NAME(add_chunk)(t, a, n); return; }
+    if (j->rounding == NEAREST) {
+      const target f = j->result;
+      const int in_bits = f.precision <= TRAILING && f.emin == 1 - BIAS && f.max == __builtin_inff();
+      if (in_bits) NAME(add_chunk_in_bits)(t, a, n);
+      else NAME(add_chunk)(t, a, n);
+      return;
+    }
     NAME(add_alone)(t, a, t->sum, n, n);
     NAME(add_start)(t);
   } else if (j->kind == ROUNDED) {

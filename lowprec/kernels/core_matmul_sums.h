@@ -101,12 +101,12 @@ static __attribute__((noinline)) void NAME(add_rounded)(const NAME(tile) *t, con
     }
 }
 
-/* The sum of n products, in order from zero or `on` from the accumulator. It becomes the sum of the
- * step, or is `added` to the accumulator and rounded to nearest. */
-INLINE void NAME(add_plain)(const NAME(tile) *t, const REAL *a, REAL *sum, int64_t n, int64_t all, int on, int added) {
+/* The sum of n products, in order from zero or, `on`, from the accumulator. It becomes the sum of the
+ * step, or is added to the accumulator and rounded to nearest, in integers where these suffice. */
+INLINE void NAME(add_plain)(const NAME(tile) *t, const REAL *a, REAL *sum, int64_t n, int64_t all, int how) {
   enum { VECTORS = 2, ROWS = 6 };
   const target f = t->j->result;
-  const int signed_zero = t->j->signed_zero;
+  const int signed_zero = t->j->signed_zero, on = how == ON, added = how == ADDED || how == ADDED_IN_BITS;
   REAL *to = added || on ? t->accumulator : sum;
   for (int64_t m = 0; m < t->rows; m += ROWS)
     for (int64_t w = 0; w < PANEL; w += VECTORS * L) {
@@ -128,19 +128,27 @@ INLINE void NAME(add_plain)(const NAME(tile) *t, const REAL *a, REAL *sum, int64
         for (int v = 0; v < VECTORS; v++) {
           REAL *at = to + (m + r) * PANEL + w + v * L;
           if (added && t->scale_a) s[r][v] *= t->scale_a[m + r] * NAME(get)(t->scale_b + w + v * L);
-          if (added) s[r][v] = NAME(projected)(NAME(plus)(NAME(get)(at), s[r][v], &f), &f, signed_zero, sizeof(REAL) == 8);
-          NAME(put)(at, s[r][v]);
+          V y = s[r][v];
+          if (how == ADDED) y = NAME(projected)(NAME(plus)(NAME(get)(at), y, &f), &f, signed_zero);
+          if (how == ADDED_IN_BITS) {
+            y = NAME(rounded_sum)(NAME(get)(at), y, f.precision);
+            y = signed_zero ? y : (V)((I)y & (y != 0));
+          }
+          NAME(put)(at, y);
         }
     }
 }
 static __attribute__((noinline)) void NAME(add_on)(const NAME(tile) *t, const REAL *a, int64_t n) {
-  NAME(add_plain)(t, a, 0, n, n, 1, 0);
+  NAME(add_plain)(t, a, 0, n, n, ON);
 }
 static __attribute__((noinline)) void NAME(add_chunk)(const NAME(tile) *t, const REAL *a, int64_t n) {
-  NAME(add_plain)(t, a, 0, n, n, 0, 1);
+  NAME(add_plain)(t, a, 0, n, n, ADDED);
+}
+static __attribute__((noinline)) void NAME(add_chunk_in_bits)(const NAME(tile) *t, const REAL *a, int64_t n) {
+  NAME(add_plain)(t, a, 0, n, n, ADDED_IN_BITS);
 }
 /* n of the `all` products of a step. */
 static __attribute__((noinline)) void NAME(add_alone)(const NAME(tile) *t, const REAL *a, REAL *sum, int64_t n,
                                                       int64_t all) {
-  NAME(add_plain)(t, a, sum, n, all, 0, 0);
+  NAME(add_plain)(t, a, sum, n, all, ALONE);
 }

@@ -82,16 +82,22 @@ static void NAME(pack_rows)(const matmul *j, const float *from, int64_t rows, in
 }
 
 /* Columns of a step's operand, k by k. For cut sums magnitudes of positive, negative and again of
- * positive numbers, each with zeros for the others. */
+ * positive numbers, each with zeros for the others. Columns beyond the last one repeat it. */
 static void NAME(pack_columns)(const NAME(tile) *t, const float *from, int64_t n) {
-  enum { GROUP = 8 }; /* rows a power of two apart share a few lines of the cache */
   const int cut = cuts(t->j->kind);
   const int64_t stride = cut ? 3 * PANEL : PANEL, apart = t->j->ldb, columns = t->columns;
   const INT lowest = t->j->lowest_b;
   REAL *restrict b = t->b;
-  for (int64_t c = 0; c < PANEL; c += GROUP)
-    for (int64_t k = 0; k < n; k++)
-      for (int64_t i = c; i < c + GROUP; i++) b[k * stride + i] = i < columns ? from[i * apart + k] : 0;
+  for (int64_t c = 0; c < PANEL; c += LANES) {
+    const float *rows[LANES];
+    for (int64_t i = 0; i < LANES; i++) rows[i] = from + (c + i < columns ? c + i : columns - 1) * apart;
+    for (int64_t k = 0; k < n; k += LANES) {
+      float block[LANES * LANES];
+      transpose(rows, k, n - k, block);
+      for (int64_t i = 0; i < LANES && i < n - k; i++)
+        for (int64_t l = 0; l < LANES; l++) b[(k + i) * stride + c + l] = block[i * LANES + l];
+    }
+  }
   if (aligns(t->j->kind)) NAME(put_exponents)(b, t->eb, n * PANEL, lowest);
   for (int64_t k = 0; cut && k < n; k++) {
     REAL *restrict row = b + k * stride;

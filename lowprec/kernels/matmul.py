@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor
 
 from lowprec.errors import LowprecError
-from lowprec.kernels import matmul_core, ops
-from lowprec.kernels.dot import dot
+from lowprec.kernels import ops
+from lowprec.kernels.matmul_product import product
 from lowprec.kernels.operand import Operand, operand
 from lowprec.kernels.qtensor import QTensor
 from lowprec.kernels.word import check_out
@@ -20,8 +19,6 @@ from lowprec.spec.datapath import Datapath
 from lowprec.spec.format import IntFormat
 from lowprec.spec.quantizer import Quantizer
 
-# Elements of the products that the definition holds at a time.
-_TILE = 1 << 20
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -52,9 +49,11 @@ def matmul(
                          scales has scales of one. LowprecError if the datapath has no such scaling.
       per channel, token or tensor, and the outer scale of nvfp4
                          in the epilogue, after the matmul: y = RN(RN(d * s_w) * s_a), each product
-                         rounded to float32, first the weight's and then the activation's, as
-                         vLLM's CUTLASS kernels do, of an operand's two levels first the finer; an
-                         int32 sum is rounded to float32 before.
+                         rounded to float32, of an operand's two levels first the finer; an int32
+                         sum is rounded to float32 before. The order is that of `ScaledEpilogue` in
+                         vLLM (csrc/cutlass_extensions/epilogue/scaled_mm_epilogues_c3x.hpp): a
+                         float32 product of b's scale and the accumulator, then one with a's scale,
+                         both to nearest; it has no second level.
     y has the dtype of x, to which the result is rounded to nearest; if that is no float of 16 to 64
     bits, float32 (float64 for int32).
 
@@ -225,12 +224,12 @@ def _batched(left: Operand, right: Operand, path: Datapath, shape: list[int]) ->
         scales = scales[0][None], scales[1]
     if right.values.dim() == 2:
         pair = scales and (scales[0].flatten(0, -2), scales[1])
-        return _product(values.flatten(0, -2), right.values, path, formats, pair).reshape(shape)
+        return product(values.flatten(0, -2), right.values, path, formats, pair).reshape(shape)
     batch = torch.broadcast_shapes(values.shape[:-2], right.values.shape[:-2])
     sides = [values, right.values, *(scales or ())]
     sides = [t.expand(*batch, *t.shape[-2:]).reshape(-1, *t.shape[-2:]) for t in sides]
     parts = [
-        _product(x, y, path, formats, (s[0], s[1]) if s else None)
+        product(x, y, path, formats, (s[0], s[1]) if s else None)
         for x, y, *s in zip(*sides, strict=True)
     ]
     if not parts:
@@ -248,81 +247,3 @@ def _scales(left: Operand, right: Operand, path: Datapath) -> tuple[Tensor, Tens
         for t in (left, right)
     ]  # fmt: skip
     return found[0], found[1]
-
-
-def _product(
-    x: Tensor,
-    y: Tensor,
-    path: Datapath,
-    formats: tuple[Any, Any],
-    scales: tuple[Tensor, Tensor] | None,
-) -> Tensor:
-    """(M, K) times (N, K), by the CPU core where it covers the case: the same bits."""
-    if not x.numel() or not y.numel():
-        return torch.zeros(len(x), len(y), device=x.device)
-    sides = [(t, None if scales is None else scales[i]) for i, t in enumerate((x, y))]
-    unlike = [~_all_rows(torch.isfinite, side) for side in sides]
-    if not any(bool(rows.any()) for rows in unlike):
-        d = matmul_core.multiply(x, y, path, formats, scales)
-        return _defined(x, y, path, formats, scales) if d is None else d
-    (clean_x, scale_x), (clean_y, scale_y) = (_cleaned(*side) for side in sides)
-    pair = None if scales is None else (scale_x, scale_y)
-    d = matmul_core.multiply(clean_x, clean_y, path, formats, pair)
-    if d is None:
-        return _defined(x, y, path, formats, scales)
-    # NaN makes NaN of all that it meets; what Inf makes depends on the others.
-    nan = [~_all_rows(_is_number, side) for side in sides]
-    rows, columns = ((u & ~n).nonzero()[:, 0] for u, n in zip(unlike, nan, strict=True))
-    at_rows, at_columns = (
-        scales and (scales[0][rows], scales[1]),
-        scales and (scales[0], scales[1][columns]),
-    )
-    if len(rows):
-        d[rows] = _defined(x[rows], y, path, formats, at_rows)
-    if len(columns):
-        d[:, columns] = _defined(x, y[columns], path, formats, at_columns)
-    d[nan[0]] = torch.nan
-    d[:, nan[1]] = torch.nan
-    return d
-
-
-def _is_number(x: Tensor) -> Tensor:
-    return ~x.isnan()
-
-
-def _all_rows(test: Callable[[Tensor], Tensor], side: tuple[Tensor, Tensor | None]) -> Tensor:
-    """Rows all of whose values and scales pass."""
-    found = test(side[0]).all(-1)
-    return found if side[1] is None else found & test(side[1]).all(-1)
-
-
-def _cleaned(values: Tensor, scales: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    clean = torch.where(torch.isfinite(values), values, 0.0)
-    return clean, None if scales is None else torch.where(torch.isfinite(scales), scales, 1.0)
-
-
-def _defined(
-    x: Tensor,
-    y: Tensor,
-    path: Datapath,
-    formats: tuple[Any, Any],
-    scales: tuple[Tensor, Tensor] | None,
-) -> Tensor:
-    """By the definition in torch, a tile of x and y at a time."""
-    k = x.shape[-1]
-    across = max(min(len(y), _TILE // k), 1)
-    down = max(_TILE // (k * across), 1)
-    parts = []
-    for i in range(0, len(x), down):
-        line = []
-        for j in range(0, len(y), across):
-            at = slice(i, i + down), slice(j, j + across)
-            pair = None
-            if scales is not None:
-                shape = (len(x[at[0]]), len(y[at[1]]), scales[0].shape[-1])
-                pair = scales[0][at[0], None].expand(shape), scales[1][None, at[1]].expand(shape)
-            line.append(
-                dot(x[at[0], None], y[None, at[1]], datapath=path, formats=formats, scales=pair)
-            )
-        parts.append(torch.cat(line, -1))
-    return torch.cat(parts)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lowprec.kernels.core import load
-from lowprec.kernels.matmul_plan import Case, CMatmul, Extent, extent_of, plan_of
+from lowprec.kernels.matmul_case import Case, Extent, extent_of
+from lowprec.kernels.matmul_plan import CMatmul, plan_of
 from lowprec.kernels.threads import pool
 from lowprec.spec.datapath import Aligned, Datapath
 from lowprec.spec.format import FloatFormat, Format, IntFormat

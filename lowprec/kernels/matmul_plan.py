@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import math
 from ctypes import c_float, c_int32, c_int64, c_void_p
-from dataclasses import dataclass
 from functools import lru_cache
 
+from lowprec.kernels.matmul_case import Case
 from lowprec.spec.datapath import Aligned, Datapath, Tree, TwoStage
 from lowprec.spec.format import FloatFormat, Format
 
@@ -51,67 +51,6 @@ class CMatmul(ctypes.Structure):
         ("result", CTarget),
         ("promotion", CTarget),
     ]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Extent:
-    """Magnitudes of an operand that are not zero lie within [2^least, largest] and are multiples of
-    2^quantum."""
-
-    largest: float
-    least: int
-    quantum: int
-
-
-def extent_of(fmt: FloatFormat) -> Extent:
-    """That of all finite values of a format."""
-    quantum = fmt.emin - fmt.precision + 1
-    return Extent(float(fmt.max_exact), quantum, quantum)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A datapath on operands of K products, of these formats and extents."""
-
-    path: Datapath
-    formats: tuple[FloatFormat, FloatFormat]
-    extents: tuple[Extent, Extent]
-    k: int
-
-    @property
-    def step(self) -> int:
-        return max(min(self.path.step or self.k, self.k), 1)
-
-    @property
-    def product(self) -> float:
-        """No product is larger."""
-        return self.extents[0].largest * self.extents[1].largest
-
-    @property
-    def quantum(self) -> int:
-        """Products are multiples of 2^quantum."""
-        return self.extents[0].quantum + self.extents[1].quantum
-
-    @property
-    def lowest(self) -> int:
-        """The least exponent of a product."""
-        return self.formats[0].emin + self.formats[1].emin
-
-    @property
-    def sum(self) -> float:
-        """No accumulator, rounded at every step, and no sum of it and a step is larger."""
-        fmt, output = self.result, self.path.output
-        assert isinstance(output, FloatFormat)
-        steps, precision = self.k // self.step + 2, min(fmt.precision, output.precision)
-        growth = min(steps * math.log2(1 + 2.0 ** (1 - precision)), 900.0)
-        finite = float(fmt.max_exact) + self.product * self.step
-        return min(self.product * max(self.k, 1) * 2.0**growth, finite)
-
-    @property
-    def result(self) -> FloatFormat:
-        fmt = self.path.result or self.path.accumulator
-        assert isinstance(fmt, FloatFormat)
-        return fmt
 
 
 @lru_cache(maxsize=1024)
@@ -290,7 +229,12 @@ def _in_order(case: Case, addition: Tree) -> CMatmul | None:
         return None
     if not exact or case.product >= 2.0**127 or path.result or path.rounding != "nearest-even":
         return None
-    interval = path.promotion.interval if path.promotion else _STRIP
+    promotion = path.promotion
+    if promotion and promotion.interval <= 128 and path.scaling is None:
+        # Each sum, from zero on, is added to an accumulator: the total.
+        total = _target(case, promotion.format)
+        return _numbers(case, CHUNKS, False, step=promotion.interval, interval=0, result=total)
+    interval = promotion.interval if promotion else _STRIP
     return _numbers(
         case, IN_ORDER, False, step=math.gcd(interval, _STRIP) if interval > 128 else interval
     )

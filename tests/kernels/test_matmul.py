@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from torch import Tensor
 import lowprec as lp
 from lowprec.errors import LowprecError
 from lowprec.exact import dot as exact_dot
-from lowprec.kernels import matmul_core
-from lowprec.kernels.matmul import _defined, _product, matmul
+from lowprec.kernels import matmul_core, matmul_product
+from lowprec.kernels.core import compiled, opened
+from lowprec.kernels.matmul import matmul
 from lowprec.spec import Aligned, Datapath, Tree, list_datapaths, load_datapath, load_format
 from lowprec.spec.format import FloatFormat, IntFormat
 from tests.kernels.test_dot import datapaths, draw_values, same
@@ -53,11 +55,11 @@ def draw(
 
 
 def product(path: Datapath, x: Tensor, y: Tensor, scales: Any) -> Tensor:
-    return _product(x, y, path, (path.inputs[0],) * 2, scales)
+    return matmul_product.product(x, y, path, (path.inputs[0],) * 2, scales)
 
 
 def definition(path: Datapath, x: Tensor, y: Tensor, scales: Any) -> Tensor:
-    return _defined(x, y, path, (path.inputs[0],) * 2, scales)
+    return matmul_product.defined(x, y, path, (path.inputs[0],) * 2, scales)
 
 
 def odd_length(path: Datapath) -> int:
@@ -113,9 +115,16 @@ def test_units_nobody_has_built(path: Datapath, seed: int, spread: int, special:
     assert same(product(path, *case), definition(path, *case)).all()
 
 
-def chunked(interval: int, accumulator: str, fmt: str = "float8_e4m3fn") -> Datapath:
+# Two bits below float32: every fourth sum is a tie, of exact and of inexact sums.
+OF_TIES = FloatFormat(
+    name="float30_e8m21", kind="float", bits=30, precision=22, bias=127, infinity=True, nan="ieee"
+)
+
+
+def chunked(interval: int, accumulator: str | FloatFormat, fmt: str = "float8_e4m3fn") -> Datapath:
     """float32 sums in order, promoted to a narrower accumulator."""
-    promotion = {"interval": interval, "format": load_format(accumulator)}
+    narrow = load_format(accumulator) if isinstance(accumulator, str) else accumulator
+    promotion = {"interval": interval, "format": narrow}
     return Datapath(
         name="chunked", inputs=(load_format(fmt),), accumulator=load_format("float32"),
         addition=Tree(kind="tree"), step=1, promotion=promotion,
@@ -131,7 +140,8 @@ def exact_chunks(step: int, accumulator: str, rounding: str, fmt: str) -> Datapa
 
 
 CHUNKED = [
-    *(chunked(n, f) for n in (32, 128) for f in ("float22_e8m13", "bfloat16", "float32")),
+    *(chunked(n, f) for n in (32, 128) for f in ("float22_e8m13", "bfloat16", "float16", OF_TIES)),
+    *(chunked(n, "float32") for n in (32, 128)),
     chunked(1000, "float32", "float16"),
     *(
         exact_chunks(32, f, r, e)
@@ -153,6 +163,22 @@ def test_chunks_are_the_cores(path: Datapath) -> None:
 
 
 @needs_core
+@pytest.mark.parametrize("fmt", ["float4_e2m1fn", "float8_e4m3fn"])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_chunks_overflow_and_stay(ordered: bool, fmt: str) -> None:
+    path = exact_chunks(32, "float16", "nearest-even", fmt)
+    if ordered:
+        path = chunked(32, "float16", fmt)
+    largest = path.inputs[0].max
+    x, y = torch.full((1, 8192), largest), torch.full((2, 8192), largest)
+    y[0] *= -1
+    y[1, 4096:] *= -1
+    got = matmul_core.multiply(x, y, path, (path.inputs[0],) * 2, None)
+    assert got is not None
+    assert got.tolist() == [[-math.inf, math.inf]]
+
+
+@needs_core
 @pytest.mark.parametrize("bits", [13, 25])
 @pytest.mark.parametrize("rounding", ["toward-zero", "down", "nearest-even"])
 def test_terms_are_rounded_as_said(rounding: str, bits: int) -> None:
@@ -168,6 +194,19 @@ def test_terms_are_rounded_as_said(rounding: str, bits: int) -> None:
             got = matmul_core.multiply(x, y, path, (path.inputs[0],) * 2, None)
             assert got is not None
             assert same(got, definition(path, x, y, None)).all()
+
+
+@needs_core
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="compiles for x86-64")
+def test_a_processor_without_vectors_of_256_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = opened(compiled("x86-64"))
+    for path in (*CHUNKED, *map(load_datapath, ("hopper_fp8", "cdna3_fp8", "blackwell_nvf4"))):
+        case = draw(path, 37, 70, 300, 3, 5)
+        with monkeypatch.context() as patch:
+            want = product(path, *case)
+            patch.setattr(matmul_core, "load", lambda: (library, None))
+            assert torch.equal(product(path, *case), want)
 
 
 @needs_core
