@@ -72,7 +72,7 @@ class Audit(TorchDispatchMode):
     ) -> Any:
         packet = func.overloadpacket
         name = packet.__name__
-        named = func.namespace == "aten" and MULTIPLIES.search(name)
+        named = func.namespace != "lowprec" and MULTIPLIES.search(name)
         multiplies = packet in MATMULS or packet is _UNDER_DATAPATH or named
         if multiplies and self._site is None:
             self._refuse_hole(self._kind(packet, args), name)
@@ -127,6 +127,8 @@ class _Within(TorchFunctionMode):
 def _flops(packet: Any, args: tuple[Any, ...], out: Any) -> int:
     """2 FLOP a multiply-add; 0 where no formula is known."""
     name = packet.__name__
+    if "grouped_mm" in name:  # of another library's
+        return 2 * args[0].numel() * int(args[1].shape[-1])
     if packet in MATMULS:
         a, b = (args[i] for i in MATMULS[packet])
         return 2 * a.numel() * int(b.shape[-1])

@@ -23,11 +23,13 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D  # noqa: F401 - `lowprec.nn.modules` has it from here
 
 from lowprec.errors import LowprecError
-from lowprec.nn.emulation import Emulated, release, sites_of
+from lowprec.nn.emulation import Emulated, Emulator, handles, release, sites_of
+from lowprec.nn.operations.matmul import grouped
 from lowprec.nn.tracing.recorder import Recorder
 from lowprec.spec import Workload
 
 _ATTENTION = "lowprec_trace"
+_GROUPED = torch.ops.transformers.grouped_mm_fallback
 
 
 def trace(
@@ -217,6 +219,14 @@ def _recorder() -> Recorder:
     mode = _get_current_dispatch_mode()
     assert isinstance(mode, Recorder)
     return mode
+
+
+@handles(
+    torch.ops.transformers.grouped_mm_fallback, torch.ops.transformers.grouped_mm_fallback.default
+)
+def _experts(mode: Emulator, input: Tensor, weight: Tensor, offs: Tensor) -> Any:
+    """What transformers multiplies experts with where torch's grouped matmul has no kernel."""
+    return grouped(mode, _GROUPED, input, weight, offs=offs)
 
 
 AttentionInterface.register(_ATTENTION, _attention)

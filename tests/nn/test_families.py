@@ -22,7 +22,7 @@ FULL = (
 )
 GENERATING = [name for name, family in FAMILIES.items() if family.generates]
 # One of each kind of module; the others take the same code paths.
-COMPILED = ["llama", "gpt2", "unet-block"]
+COMPILED = ["llama", "mixtral", "unet-block"]
 
 each = pytest.mark.parametrize("name", FAMILIES)
 
@@ -143,6 +143,7 @@ def test_generate_gives_the_same_tokens_with_and_without_a_cache(name: str) -> N
 @pytest.mark.parametrize(
     "name", [n if n in COMPILED else pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES]
 )
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 def test_compiled(name: str) -> None:
     family = FAMILIES[name]
     model = lp.wrap(family.build(), FULL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -81,8 +82,16 @@ def _matmul(mode: Emulator, input: Tensor, other: Tensor) -> Any:
         return site.operand("output", y)
 
 
-@handles(*filter(None, (getattr(F, "grouped_mm", None), torch._grouped_mm)))
+@handles(F.grouped_mm, torch._grouped_mm)
 def _grouped(mode: Emulator, mat_a: Tensor, mat_b: Tensor, **options: Any) -> Any:
+    return grouped(mode, F.grouped_mm, mat_a, mat_b, **options)
+
+
+def grouped(
+    mode: Emulator, function: Callable[..., Tensor], mat_a: Tensor, mat_b: Tensor, **options: Any
+) -> Any:
+    """mat_a (T, K), rows of one expert after the other's, by mat_b (E, K, N); `function` multiplies
+    so."""
     site = mode.site("linear", mat_b)
     if site is None:
         return NotImplemented
@@ -94,21 +103,14 @@ def _grouped(mode: Emulator, mat_a: Tensor, mat_b: Tensor, **options: Any) -> An
         with exactly(site.rule, x, w):
             y = multiplied(
                 site,
-                lambda x, w: F.grouped_mm(x, w, **options),
+                lambda x, w: function(x, w, **options),
                 (mat_a, mat_b),
                 (x, w),
                 bias=options.get("bias"),
                 offsets=options.get("offs"),
             )
-        few = partial(_grouped_few, offs=options.get("offs"))
-        y = with_outliers(site, y, (mat_a, mat_b), (-1, -2), few)
+        y = with_outliers(site, y, (mat_a, mat_b), (-1, -2), partial(function, **options))
         return site.operand("output", y)
-
-
-def _grouped_few(x: Tensor, w: Tensor, offs: Tensor | None) -> Tensor:
-    """A grouped matmul of any K: torch's own takes rows of whole 16 bytes, which zeros fill."""
-    missing = -x.shape[-1] % 8
-    return F.grouped_mm(F.pad(x, (0, missing)), F.pad(w, (0, 0, 0, missing)), offs=offs)
 
 
 def _under(site: Site) -> bool:
