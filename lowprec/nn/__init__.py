@@ -1,7 +1,7 @@
 """Models under a recipe: emulated modules, what they cover, and the workload a model performs."""
 
 from lowprec.nn.attention.hf_cache import KVCache
-from lowprec.nn.calibrate.calibration import Calibration, calibrate
+from lowprec.nn.calibration.calibrate import Calibration, calibrate
 from lowprec.nn.coverage import Coverage, Entry, coverage
 from lowprec.nn.emulation import Emulated
 from lowprec.nn.hf import trace

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor, fake_quantize, quantize
-from lowprec.nn.calibrate.scales import given
-from lowprec.nn.calibrate.transforms import SiteTransform
+from lowprec.nn.calibration.scales import given
+from lowprec.nn.calibration.transforms import SiteTransform
 from lowprec.nn.training.delayed import History
 from lowprec.nn.weights import Weights
 from lowprec.spec import OPERANDS, Quantizer, Rule

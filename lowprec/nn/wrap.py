@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from lowprec.errors import LowprecError, did_you_mean
-from lowprec.nn.calibrate.calibration import Calibration, calibrate
+from lowprec.nn.calibration.calibrate import Calibration, calibrate
 from lowprec.nn.emulation import Emulated, Sites, adopt, release
 from lowprec.nn.stored.modules import StoredExperts
 from lowprec.spec import OPERANDS, Recipe, Rule, load_recipe

@@ -24,7 +24,7 @@ from lowprec.eval import (
 )
 from lowprec.eval.sqnr import activation_sqnr, weight_sqnr
 from lowprec.nn import coverage, unwrap, wrap
-from lowprec.nn.calibrate.calibration import calibrate
+from lowprec.nn.calibration.calibrate import calibrate
 from lowprec.nn.wrap import check
 from lowprec.report.progress import Progress
 from lowprec.spec.base import digest

@@ -182,7 +182,7 @@ def test_a_rotation_alone_changes_nothing_but_the_last_bits() -> None:
 
 
 def test_a_rotation_comes_before_the_quantizers() -> None:
-    from lowprec.nn.calibrate.rotation import signs
+    from lowprec.nn.calibration.rotation import signs
 
     model, x, g = nn.Linear(40, 24), numbers(33, 40), numbers(33, 24, seed=1)
     fmt = "nvfp4/amax"

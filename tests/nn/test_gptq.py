@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lowprec import LowprecError, calibrate, fake_quantize, quantize, quantizer, wrap
 from lowprec.kernels.fixed import fixed
-from lowprec.nn.calibrate.gptq import Rounded, fingerprint, gptq, place, with_codes
+from lowprec.nn.calibration.gptq import Rounded, fingerprint, gptq, place, with_codes
 from lowprec.nn.emulation import sites_of
 
 FORMATS = [

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from lowprec import LowprecError, calibrate, coverage, fake_quantize, recipe, unwrap, wrap
-from lowprec.nn.calibrate.rotation import hadamard, rotate, signs
-from lowprec.nn.calibrate.transforms import SiteTransform
+from lowprec.nn.calibration.rotation import hadamard, rotate, signs
+from lowprec.nn.calibration.transforms import SiteTransform
 from lowprec.nn.emulation import sites_of
 from lowprec.nn.site import Site
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor, decode, encode, pack_bits, quantize, unpack_bits
-from lowprec.nn.calibrate.scales import given
+from lowprec.nn.calibration.scales import given
 from lowprec.spec import BlockFormat, Quantizer
 from lowprec.spec.block import Block
 from lowprec.spec.quantizer import GIVEN_RULES
@@ -51,7 +51,7 @@ def encode_rows(
 ) -> Tensor:
     """`x` (..., D) as bytes (..., row_bytes): codes of elements and scales of each row, as
     `lowprec.pack_bits` orders them. No gradient. scale: of a
-    static quantizer, as `lowprec.nn.calibrate.scales.given` takes it.
+    static quantizer, as `lowprec.nn.calibration.scales.given` takes it.
 
     LowprecError where a scale is shared by several rows and depends on them, and for NaN that has
     no code point.

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowprec.nn.attention.calls import product
-from lowprec.nn.calibrate.transforms import with_outliers
+from lowprec.nn.calibration.transforms import with_outliers
 from lowprec.nn.emulation import Emulator, handles
 from lowprec.nn.operations import under
 from lowprec.nn.operations.product import exactly

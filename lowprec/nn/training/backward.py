@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor, matmul
-from lowprec.nn.calibrate.rotation import rotate, signs
+from lowprec.nn.calibration.rotation import rotate, signs
 from lowprec.nn.site import Site
 from lowprec.spec import BlockFormat, InputGradient, Quantizer, WeightGradient
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from lowprec.errors import LowprecError, did_you_mean
-from lowprec.nn.calibrate.gptq import Rounded
-from lowprec.nn.calibrate.observers import Method
-from lowprec.nn.calibrate.scales import scale_shape
-from lowprec.nn.calibrate.statistics import Budget, Channels, Statistics
+from lowprec.nn.calibration.gptq import Rounded
+from lowprec.nn.calibration.observers import Method
+from lowprec.nn.calibration.scales import scale_shape
+from lowprec.nn.calibration.statistics import Budget, Channels, Statistics
 from lowprec.nn.emulation import Emulated, sites_of
 from lowprec.nn.site import Site
 from lowprec.spec import OPERANDS, Quantizer
@@ -84,8 +84,8 @@ def calibrate(
     depends on them; and again while Hessians (4 K^2 bytes a weight) are left that did not fit
     `memory` bytes, at least one a pass. Every row counts, also of padding.
     method: how the largest magnitude is chosen that a static scale is made for: ``max``,
-    ``percentile:99.9`` or ``mse``; see `lowprec.nn.calibrate.observers`. progress: called with the
-    batches done and their number, from 1 again in every pass.
+    ``percentile:99.9`` or ``mse``; see `lowprec.nn.calibration.observers`. progress: called with
+    the batches done and their number, from 1 again in every pass.
     What was calibrated before is forgotten. A site that no batch reaches gets nothing, and says so
     when it is used. LowprecError: the model is not wrapped; no batches; NaN or Inf; a calibration
     of another model or recipe, by the name of the site.

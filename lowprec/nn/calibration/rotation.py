@@ -8,6 +8,8 @@ from torch import Tensor
 from lowprec.errors import LowprecError
 from lowprec.kernels.counter import bits
 
+_CACHED = 1 << 15  # numbers whose two copies stay in a second-level cache
+
 
 def signs(size: int, seed: int) -> Tensor:
     """D: `size` random signs, float32; the same for a seed on every machine."""
@@ -39,9 +41,18 @@ def rotate(x: Tensor, signs: Tensor, axis: int = -1, where: str = "") -> Tensor:
 @torch.library.custom_op("lowprec::hadamard", mutates_args=())
 def hadamard(x: Tensor) -> Tensor:
     """x H along the last dimension, a power of two."""
-    size, step = x.shape[-1], 1
+    rows = x.reshape(-1, x.shape[-1])
+    out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    some = max(1, _CACHED // x.shape[-1]) if x.device.type == "cpu" else max(1, len(rows))
+    for first in range(0, len(rows), some):
+        _transform(rows[first : first + some], out[first : first + some])
+    return out.view(x.shape)
+
+
+def _transform(rows: Tensor, out: Tensor) -> None:
+    size, step = rows.shape[-1], 1
     # The numbers of a block one below the other: each step then adds and subtracts long rows.
-    source = x.reshape(-1, size).T.clone(memory_format=torch.contiguous_format)
+    source = rows.T.clone(memory_format=torch.contiguous_format)
     target = torch.empty_like(source)
     while step < size:
         a, b = source.unflatten(0, (-1, 2, step)).unbind(1)
@@ -49,7 +60,7 @@ def hadamard(x: Tensor) -> Tensor:
         torch.add(a, b, out=sums)
         torch.sub(a, b, out=differences)
         source, target, step = target, source, 2 * step
-    return source.mul_(size**-0.5).T.reshape(x.shape).contiguous()
+    out.copy_(source.mul_(size**-0.5).T)
 
 
 @hadamard.register_fake

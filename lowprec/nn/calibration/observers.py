@@ -11,7 +11,7 @@ from torch import Tensor
 from lowprec.errors import LowprecError
 from lowprec.kernels import fake_quantize
 from lowprec.kernels.blocking import members
-from lowprec.nn.calibrate.scales import block_sizes, scale_of
+from lowprec.nn.calibration.scales import block_sizes, scale_of
 from lowprec.spec import BlockFormat, Quantizer
 
 _BINS = 1 << 15  # the magnitudes of bfloat16

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lowprec.errors import LowprecError
-from lowprec.nn.calibrate.gptq import Rounded, fingerprint, gptq, place
-from lowprec.nn.calibrate.observers import Activations, Method, weight_scale
+from lowprec.nn.calibration.gptq import Rounded, fingerprint, gptq, place
+from lowprec.nn.calibration.observers import Activations, Method, weight_scale
 from lowprec.nn.site import Site
 from lowprec.spec import OPERANDS, Quantizer
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor, fake_quantize, quantize
-from lowprec.nn.calibrate.gptq import Rounded, place, rounded, with_codes
-from lowprec.nn.calibrate.rotation import rotate, signs
+from lowprec.nn.calibration.gptq import Rounded, place, rounded, with_codes
+from lowprec.nn.calibration.rotation import rotate, signs
 from lowprec.nn.weights import are_small
 from lowprec.spec import Quantizer, Transform
 
