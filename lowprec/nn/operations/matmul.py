@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -109,8 +108,17 @@ def grouped(
                 bias=options.get("bias"),
                 offsets=options.get("offs"),
             )
-        y = with_outliers(site, y, (mat_a, mat_b), (-1, -2), partial(function, **options))
+        y = with_outliers(
+            site, y, (mat_a, mat_b), (-1, -2), lambda x, w: function(*_aligned(x, w), **options)
+        )
         return site.operand("output", y)
+
+
+def _aligned(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """x (T, K) and w (E, K, N) with zeros to a K whose rows are multiples of 16 bytes long, which
+    torch's grouped matmul asks for."""
+    lacking = -x.shape[-1] % (16 // x.itemsize)
+    return F.pad(x, (0, lacking)), F.pad(w, (0, 0, 0, lacking))
 
 
 def _under(site: Site) -> bool:
