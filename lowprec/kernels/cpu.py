@@ -50,6 +50,12 @@ def fake_quantize(
     return y
 
 
+def covers(x: Tensor, quantizer: Quantizer, axis: int) -> bool:
+    """Whether `fake_quantize` computes this here, which takes less than decoding kept codes."""
+    p = prepared(quantizer, x.shape, axis)
+    return load()[0] is not None and p is not None and not p.plan.is_random and _fits(x, None)
+
+
 def quantize(
     x: Tensor, quantizer: Quantizer, axis: int, seed: int | None = None, packed: bool = False
 ) -> tuple[Tensor, Tensor | None, Tensor | None] | None:

@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor, fake_quantize, quantize
+from lowprec.kernels.cpu import covers
 from lowprec.spec import BlockFormat, Quantizer
 
 _MOST_BITS = 8  # of an element; the codes of wider ones save little beside the values
@@ -34,8 +35,9 @@ class _Kept:
 class Weights:
     """The code points of parameters and of views of them, such as one expert's weight.
 
-    A parameter's own values stay as they are; beside them lie the code points, one byte an element,
-    and the values are made anew at every call. An in-place change of the parameter (an optimizer's,
+    A parameter's own values stay as they are. What the CPU core quantizes at once is quantized at
+    every call; of the rest the code points lie beside the values, one byte an element, and are
+    decoded at every call. An in-place change of the parameter (an optimizer's,
     load_state_dict's) counts its version up, another device or dtype is another storage: either
     way it is quantized again. Only writing through ``.data`` goes unseen.
     """
@@ -47,9 +49,11 @@ class Weights:
         self, weight: Tensor, quantizer: Quantizer, axis: int, scale: Tensor | None = None
     ) -> Tensor:
         """fake_quantize(weight, quantizer, axis), bit for bit, without a gradient."""
-        codes = self.codes(weight, quantizer, axis, scale)
+        weight = weight.detach()
+        fast = scale is None and covers(weight, quantizer, axis)
+        codes = None if fast else self.codes(weight, quantizer, axis, scale)
         if codes is None:
-            return fake_quantize(weight.detach(), quantizer, axis=axis, scale=scale)
+            return fake_quantize(weight, quantizer, axis=axis, scale=scale)
         wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
         return codes.dequantize(wide).to(weight.dtype)
 
