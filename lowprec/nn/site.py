@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -76,13 +77,9 @@ class Site:
         """`quantize` with a seed drawn before; `training`: a delayed scale's history grows."""
         if x.device.type == "meta":
             return x
-        scale = None
-        if quantizer.rule == "static":
-            scale = self._scale(name, quantizer, x, axis, training)
-        try:
-            return fake_quantize(x, quantizer, axis=axis, random=seed, scale=scale)
-        except LowprecError as error:
-            raise LowprecError(f"{self.path or 'the model'}: {name}: {error}") from None
+        apply = partial(fake_quantize, axis=axis)
+        found: Tensor = self._applied(apply, seed, name, quantizer, x, axis, training)
+        return found
 
     def codes(self, name: str, quantizer: Quantizer, x: Tensor) -> QTensor:
         """The code points of what `quantize` gives; blocks along the last axis."""
@@ -93,11 +90,25 @@ class Site:
         self, seed: int | None, name: str, quantizer: Quantizer, x: Tensor, training: bool
     ) -> QTensor:
         """`codes` with a seed drawn before, as `quantize_with`."""
+        found: QTensor = self._applied(quantize, seed, name, quantizer, x, -1, training)
+        return found
+
+    def _applied(
+        self,
+        apply: Callable[..., Any],
+        seed: int | None,
+        name: str,
+        quantizer: Quantizer,
+        x: Tensor,
+        axis: int,
+        training: bool,
+    ) -> Any:
+        """`apply` to `x` with the seed and this site's scale; an error names the operand."""
         scale = None
         if quantizer.rule == "static":
-            scale = self._scale(name, quantizer, x, -1, training)
+            scale = self._scale(name, quantizer, x, axis, training)
         try:
-            return quantize(x, quantizer, random=seed, scale=scale)
+            return apply(x, quantizer, random=seed, scale=scale)
         except LowprecError as error:
             raise LowprecError(f"{self.path or 'the model'}: {name}: {error}") from None
 
