@@ -17,6 +17,7 @@ import typer
 
 import lowprec as lp
 from lowprec.report.progress import for_terminal
+from lowprec.report.tables import covered_share
 
 STUDY = Path(__file__).parent / "studies" / "whole-models.toml"
 RESULTS = Path(__file__).parent / "results" / "whole-models"
@@ -39,11 +40,7 @@ def main(
         for named, record in zip(result.study.recipes, result.records, strict=True):
             file = kept / f"{re.sub(r'[^a-z0-9]+', '-', named.name)}.json"
             file.write_text(json.dumps(record.to_json(), indent=1, sort_keys=True) + "\n")
-            covered = sum(
-                row["share_of_flops"]
-                for row in record.details["coverage"]
-                if row["operands"] != "kept"
-            )
+            covered = covered_share(record.details["coverage"])
             kl, dnll = record.metrics["kl"], record.metrics["dnll"]
             rows.setdefault(named.name, []).append(
                 f"{kl.value:.4f} ± {kl.se or 0:.4f} | {dnll.value:+.4f} | {covered:.0%}"

@@ -128,9 +128,17 @@ def _accuracy(candidate: Candidate) -> dict[str, Any]:
 
 def covered(candidate: Candidate) -> float:
     """The share of the model's matmul FLOP with a quantized operand."""
-    rows = _details(candidate, "coverage")
-    quantized = [row for row in rows if (row["weight"], row["activation"]) != ("kept", "kept")]
-    return math.fsum(row["share_of_flops"] for row in quantized)
+    return covered_share(_details(candidate, "coverage"))
+
+
+def covered_share(rows: list[dict[str, Any]]) -> float:
+    """The same of the rows of an accuracy record's coverage."""
+    operands = ("operands", "weight", "activation")
+    return math.fsum(
+        row["share_of_flops"]
+        for row in rows
+        if any(row.get(name, "kept") != "kept" for name in operands)
+    )
 
 
 def number(value: float | None, form: str) -> dict[str, Any]:
