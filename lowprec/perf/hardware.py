@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,25 +20,61 @@ _FOLDER = Path(__file__).parent / "machines"
 
 class Memory(Spec):
     """Main memory of one chip, in bytes and bytes/s; `cache` is the last level that all cores
-    share, or the on-chip memory that software manages, in bytes."""
+    share, or the on-chip memory that software manages, in bytes, and `cache_bandwidth` what it
+    gives to all cores together."""
 
     capacity: Quantity
     bandwidth: Quantity
     cache: Quantity | None = None
+    cache_bandwidth: Quantity | None = None
+
+
+class Core(Spec):
+    """One of the `cores`: bytes of its shared memory (LDS, scratchpad) and of its registers."""
+
+    shared_memory: Quantity | None = None
+    registers: Quantity | None = None
 
 
 class ScaleUp(Spec):
     """Links between the chips of one domain: bytes/s of one chip in one direction over all its
-    links, and the number of chips."""
+    links, the number of chips, and seconds of one message between two of them.
+
+    pair: bytes/s that two chips exchange at most, where that is less (a mesh of direct links).
+    topology: "switch", "mesh" (every pair has a link of its own) or "torus". reduces: whether the
+    switch adds up what it forwards (in-network reduction).
+    """
 
     bandwidth: Quantity
     domain: Quantity | None = None
+    latency: Quantity | None = None
+    pair: Quantity | None = None
+    topology: Literal["switch", "mesh", "torus"] | None = None
+    reduces: bool = False
+
+
+class ScaleOut(Spec):
+    """The network between domains: bytes/s of one chip in one direction, and seconds of one
+    message."""
+
+    bandwidth: Quantity
+    latency: Quantity | None = None
+
+
+class Tco(Spec):
+    """Cost of ownership: what an hour of one chip costs in US dollars, rented, and watts at the wall with its share
+    of host, network and cooling."""
+
+    per_hour: Quantity | None = None
+    watts: Quantity | None = None
 
 
 class Machine(Spec):
     """One chip (one package where a package is what one buys), dense rates, SI base units.
 
     What a source does not say is left out, never guessed; what is guessed says so.
+    family: machines of one family run one generation of kernels ("hopper", "cdna3"): what was
+    measured on one carries over to the others first. power: watts of the chip at most.
     launch: seconds that every kernel costs beside its work.
     datapaths: one is called "vector": the general units, which convert between formats.
     """
@@ -46,13 +82,16 @@ class Machine(Spec):
     name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=40)]
     title: Annotated[str, Field(min_length=3)]
     vendor: Annotated[str, Field(min_length=2)]
+    family: Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=40)] | None = None
     note: str | None = None
     memory: Memory
+    core: Core | None = None
     cores: Quantity | None = None
     clock: Quantity | None = None
     power: Quantity | None = None
     scale_up: ScaleUp | None = None
-    nic: Quantity | None = None
+    scale_out: ScaleOut | None = None
+    tco: Tco | None = None
     launch: Quantity
     datapaths: Annotated[tuple[Datapath, ...], Field(min_length=1)]
 

@@ -93,7 +93,7 @@ def test_body_is_as_printed(name: str) -> None:
     chip = machine(name)
     up = chip.scale_up
     assert up is not None
-    links = (up.bandwidth, up.domain, chip.nic)
+    links = (up.bandwidth, up.domain, chip.scale_out.bandwidth if chip.scale_out else None)
     found = (chip.cores, chip.clock, chip.power, *links, chip.memory.cache, chip.vector.rate)
     units = (1, 1e6, 1, 1e9, 1, 1e9 / 8, 1e6, 1e12)
     for quantity, printed, unit in zip(found, BODY[name], units, strict=True):

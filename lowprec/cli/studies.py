@@ -1,0 +1,94 @@
+"""`lowprec study` and `lowprec eval`: the accuracy half, and both together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from lowprec.cli.app import Json, RecipeText
+
+app = typer.Typer()
+
+
+@app.command()
+def study(
+    file: Annotated[Path, typer.Argument(help="The study's TOML file.")],
+    out: Annotated[Path | None, typer.Option(help="Folder of the results [runs/NAME].")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Measure the recipes on this model instead of the file's.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The main job: accuracy and throughput of every cell, a table, and report.html."""
+    from lowprec.report.progress import for_terminal
+    from lowprec.report.text import print_json
+    from lowprec.studies import study as run
+    from lowprec.studies.summary import rows
+
+    result = run(file, out, for_terminal(), model)
+    found = rows(result.report)
+    if as_json:
+        shown = dict(zip(("model", "machine", "workload"), result.report.shown or (), strict=False))
+        print_json({"rows": found, "shown": shown, "report": str(result.page)})
+        return
+    _study_table(found, result.report.shown)
+    print(f"{len(result.records)} cells, {result.computed} of them new")
+    print(f"report: {result.page.resolve()}")
+
+
+def _study_table(rows: list[dict[str, Any]], shown: tuple[str, str, str] | None) -> None:
+    from lowprec.report.text import engineering, show_rows
+
+    lines = []
+    for row in rows:
+        bits = [f"{b:g}" if b is not None else "-" for b in row["bits"]]
+        line = {"recipe": row["recipe"], "bits W/A": "/".join(bits)}
+        if "kl" in row:
+            line |= {
+                "ΔNLL (95 %)": _interval(row["dnll"], "+.4f"),
+                "KL (95 %)": _interval(row["kl"], ".4f"),
+                "top-1": f"{row['top1']['value']:.3f}",
+                "ppl": f"{row['ppl']['value']:.2f}",
+            }
+        lines.append(line | {m: engineering(v) for m, v in row["tokens_per_second"].items()})
+    show_rows(lines, as_json=False)
+    if shown:
+        print(f"tokens/s per chip: modelled for {shown[0]}, {shown[2]}")
+
+
+def _interval(metric: dict[str, Any], form: str) -> str:
+    low, high = metric["interval"]
+    return f"{metric['value']:{form}} ± {(high - low) / 2:.4f}"
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A shipped name, a folder, a .gguf file, a hub id.")],
+    recipe: RecipeText,
+    text: Annotated[
+        str, typer.Option(help="A shipped text's name or a file.")
+    ] = "house-of-commons",
+    windows: Annotated[int, typer.Option(min=2, help="Windows that are scored.")] = 8,
+    length: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 512,
+    as_json: Json = False,
+) -> None:
+    """Measure one recipe on one model: differences to the unquantized run on the same tokens."""
+    from lowprec.report.progress import for_terminal
+    from lowprec.report.text import print_json, show_rows
+    from lowprec.spec import load_recipe
+    from lowprec.studies.single import evaluate_one
+    from lowprec.studies.study import Accuracy
+
+    asked = Accuracy(model=model, text=text, length=length, windows=windows)
+    record = evaluate_one(asked, load_recipe(recipe, "--recipe"), for_terminal())
+    if as_json:
+        print_json(record.to_json())
+        return
+    rows = []
+    for name, metric in record.metrics.items():
+        low, high = record.details["intervals"].get(name, ("", ""))
+        row = {"metric": name, "value": metric.value, "se": "" if metric.se is None else metric.se}
+        rows.append(row | {"95 % from": low, "to": high})
+    show_rows(rows, as_json=False)
