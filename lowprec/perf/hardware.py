@@ -62,8 +62,8 @@ class ScaleOut(Spec):
 
 
 class Tco(Spec):
-    """Cost of ownership: what an hour of one chip costs in US dollars, rented, and watts at the wall with its share
-    of host, network and cooling."""
+    """Cost of ownership of one chip: US dollars per hour, rented, and watts at the wall with its
+    share of host, network and cooling."""
 
     per_hour: Quantity | None = None
     watts: Quantity | None = None
