@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from lowprec.errors import LowprecError
 from lowprec.kernels import QTensor, fake_quantize, quantize
@@ -17,6 +18,10 @@ from lowprec.nn.calibration.transforms import SiteTransform
 from lowprec.nn.training.delayed import History
 from lowprec.nn.weights import Weights
 from lowprec.spec import OPERANDS, Quantizer, Rule
+
+# What the linear layers that read one tensor, such as q, k and v, make of it, while it lives: its
+# version, the quantizer and the axis, and the result.
+_quantized = WeakTensorKeyDictionary()
 
 
 class Site:
@@ -56,6 +61,20 @@ class Site:
             self.statistics.see(name, x, axis)
         quantizer: Quantizer | None = getattr(self.rule, name)
         return x if quantizer is None else self.quantize(name, quantizer, x, axis)
+
+    def activation(self, x: Tensor, axis: int) -> Tensor:
+        """`operand` of that name; quantized once for all sites that read the very same tensor."""
+        quantizer = self.rule.activation
+        if self.statistics is not None or quantizer is None or not _repeats(quantizer, x):
+            return self.operand("activation", x, axis)
+        key = (x._version, quantizer, axis)
+        kept = _quantized.get(x)
+        if kept is not None and kept[0] == key:
+            found: Tensor = kept[1]
+            return found
+        y = self.operand("activation", x, axis)
+        _quantized[x] = key, y
+        return y
 
     def quantize(self, name: str, quantizer: Quantizer, x: Tensor, axis: int = -1) -> Tensor:
         """`x` under any quantizer, with this site's scale and random bits for `name`;
@@ -171,3 +190,11 @@ class Site:
         self.draws += 1
         text = f"{self.rule.seed} {self.path} {self.operation} {name} {self.draws}"
         return zlib.crc32(text.encode())
+
+
+def _repeats(quantizer: Quantizer, x: Tensor) -> bool:
+    """Whether the same tensor gives the same values at any site, and nothing else is asked."""
+    if torch.compiler.is_compiling() or x.device.type == "meta" or x.is_inference():
+        return False
+    learns = torch.is_grad_enabled() and x.requires_grad
+    return not learns and quantizer.rule != "static" and quantizer.projection.bits is None

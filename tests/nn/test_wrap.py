@@ -171,6 +171,41 @@ def test_the_quantized_weight_follows_the_parameter(rule):
     assert quantized_weight(linear).dtype == torch.bfloat16
 
 
+def test_layers_that_read_one_tensor_quantize_it_once(monkeypatch):
+    """As q, k and v do; what changed it in between is seen, and another rule is another result."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({name: nn.Linear(64, 32, bias=False) for name in "qkvo"})
+    plain = copy.deepcopy(model)
+    wrap(
+        model,
+        "o: weight=mxfp4/floor activation=mxfp4/floor; *: weight=nvfp4/amax activation=nvfp4/amax",
+    )
+    shapes = []
+
+    def counted(x, *args, **kwargs):
+        shapes.append(tuple(x.shape))
+        return fake_quantize(x, *args, **kwargs)
+
+    monkeypatch.setattr("lowprec.nn.site.fake_quantize", counted)
+
+    def expected(name, x):
+        fmt = "mxfp4/floor" if name == "o" else "nvfp4/amax"
+        return fake_quantize(x, fmt) @ fake_quantize(plain[name].weight.detach(), fmt).T
+
+    x = torch.randn(5, 64)
+    with torch.no_grad():
+        for name in "qkv":
+            assert torch.equal(model[name](x), expected(name, x))
+        assert shapes == [(5, 64)]
+        assert torch.equal(model["o"](x), expected("o", x))
+        x.mul_(3)
+        assert torch.equal(model["o"](x), expected("o", x))
+        assert torch.equal(model["q"](x[:2]), expected("q", x[:2]))
+    assert shapes == [(5, 64)] * 3 + [(2, 64)]
+    x.requires_grad_()
+    assert model["q"](x).requires_grad
+
+
 def test_a_copy_made_later_does_not_trust_the_cache():
     torch.manual_seed(0)
     linear = nn.Linear(64, 32)

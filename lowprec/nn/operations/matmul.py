@@ -187,4 +187,4 @@ def operands(
     axis = contracted(weight, axis)
     if site.transform is not None:
         return site.transform.operands(site, x, weight, x_axis, axis)
-    return site.operand("activation", x, x_axis), site.weight(weight, axis)
+    return site.activation(x, x_axis), site.weight(weight, axis)
