@@ -1,113 +1,23 @@
-"""Machine: one accelerator as data, every value with its kind and source."""
+"""Machine files: found by name or alias, read with their sources, checked against their facts."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from pydantic import Field, model_validator
+from typing import Any
 
 from lowprec.errors import LowprecError, unknown
-from lowprec.perf.datapath import Datapath
-from lowprec.perf.quantity import Quantity
-from lowprec.spec import Spec, load_format, read_toml
+from lowprec.perf.accelerator import Machine
+from lowprec.perf.facts import Facts
+from lowprec.perf.inherit import merged
+from lowprec.spec import load_format, read_toml
 from lowprec.spec.load import build
 
+__all__ = ["Machine", "list_machines", "machine", "machine_aliases"]
+
 _FOLDER = Path(__file__).parent / "machines"
-
-
-class Memory(Spec):
-    """Main memory of one chip, in bytes and bytes/s; `cache` is the last level that all cores
-    share, or the on-chip memory that software manages, in bytes, and `cache_bandwidth` what it
-    gives to all cores together."""
-
-    capacity: Quantity
-    bandwidth: Quantity
-    cache: Quantity | None = None
-    cache_bandwidth: Quantity | None = None
-
-
-class Core(Spec):
-    """One of the `cores`: bytes of its shared memory (LDS, scratchpad) and of its registers."""
-
-    shared_memory: Quantity | None = None
-    registers: Quantity | None = None
-
-
-class ScaleUp(Spec):
-    """Links between the chips of one domain: bytes/s of one chip in one direction over all its
-    links, the number of chips, and seconds of one message between two of them.
-
-    pair: bytes/s that two chips exchange at most, where that is less (a mesh of direct links).
-    topology: "switch", "mesh" (every pair has a link of its own) or "torus". reduces: whether the
-    switch adds up what it forwards (in-network reduction).
-    """
-
-    bandwidth: Quantity
-    domain: Quantity | None = None
-    latency: Quantity | None = None
-    pair: Quantity | None = None
-    topology: Literal["switch", "mesh", "torus"] | None = None
-    reduces: bool = False
-
-
-class ScaleOut(Spec):
-    """The network between domains: bytes/s of one chip in one direction, and seconds of one
-    message."""
-
-    bandwidth: Quantity
-    latency: Quantity | None = None
-
-
-class Tco(Spec):
-    """Cost of ownership of one chip: US dollars per hour, rented, and watts at the wall with its
-    share of host, network and cooling."""
-
-    per_hour: Quantity | None = None
-    watts: Quantity | None = None
-
-
-class Machine(Spec):
-    """One chip (one package where a package is what one buys), dense rates, SI base units.
-
-    What a source does not say is left out, never guessed; what is guessed says so.
-    family: machines of one family run one generation of kernels ("hopper", "cdna3"): what was
-    measured on one carries over to the others first. power: watts of the chip at most.
-    launch: seconds that every kernel costs beside its work.
-    datapaths: one is called "vector": the general units, which convert between formats.
-    """
-
-    name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=40)]
-    title: Annotated[str, Field(min_length=3)]
-    vendor: Annotated[str, Field(min_length=2)]
-    family: Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=40)] | None = None
-    note: str | None = None
-    memory: Memory
-    core: Core | None = None
-    cores: Quantity | None = None
-    clock: Quantity | None = None
-    power: Quantity | None = None
-    scale_up: ScaleUp | None = None
-    scale_out: ScaleOut | None = None
-    tco: Tco | None = None
-    launch: Quantity
-    datapaths: Annotated[tuple[Datapath, ...], Field(min_length=1)]
-
-    @model_validator(mode="after")
-    def _names(self) -> Machine:
-        names = [path.name for path in self.datapaths]
-        if len(set(names)) != len(names):
-            raise ValueError(f"two datapaths have one name: {', '.join(sorted(names))}")
-        if "vector" not in names:
-            raise ValueError("expected a datapath called 'vector': the units that convert formats")
-        return self
-
-    @property
-    def vector(self) -> Datapath:
-        """The general units."""
-        return next(path for path in self.datapaths if path.name == "vector")
 
 
 def list_machines() -> list[str]:
@@ -116,7 +26,7 @@ def list_machines() -> list[str]:
 
 
 def machine(name: str | Path) -> Machine:
-    """A machine by name, or from a .toml file.
+    """A machine by name, by an alias of it (case and punctuation aside), or from a .toml file.
 
     LowprecError names the file, the key and the nearest valid name.
     """
@@ -124,10 +34,28 @@ def machine(name: str | Path) -> Machine:
     if text.endswith(".toml"):
         return _file(Path(text))
     names = list_machines()
-    if text not in names:
-        # "h100" means h100_sxm and not h200, which has more letters in common.
-        raise unknown("machine", text, [n for n in names if n.startswith(text)] or names)
-    return _built_in(text)
+    if text in names:
+        return _built_in(text)
+    aliases = machine_aliases()
+    if (known := aliases.get(_plain(text))) is not None:
+        return _built_in(known)
+    # "h100" means h100_sxm and not h200, which has more letters in common.
+    raise unknown("machine", text, [n for n in names if n.startswith(text)] or names)
+
+
+@cache
+def machine_aliases() -> dict[str, str]:
+    """Machine by each of its aliases, in lower case with underscores; no two share one."""
+    found = {_plain(name): name for name in list_machines()}
+    for name in list_machines():
+        for alias in read_toml(_FOLDER / f"{name}.toml").get("aliases", []):
+            if found.setdefault(_plain(alias), name) != name:
+                raise LowprecError(f"machines {found[_plain(alias)]} and {name}: both {alias!r}")
+    return found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
 
 
 @cache
@@ -136,19 +64,52 @@ def _built_in(name: str) -> Machine:
 
 
 def _file(path: Path) -> Machine:
-    """Reads the file with its `[sources]`: a value's `source` is the name of one of those."""
+    where = str(path)
+    data, facts = _data(path, ())
+    result = build(Machine, _formats(data, where), where)
+    if result.name != path.stem:
+        raise LowprecError(f"{path}: name: {result.name!r} differs from the file's {path.stem!r}")
+    if facts is not None:
+        build(Facts, facts, f"{path}: facts").check(result, f"{path}: facts")
+    return result
+
+
+def _data(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], Any]:
+    """The file's content, cited and merged over the machine that it is based on, and its facts."""
+    if path in seen:
+        raise LowprecError(f"{path}: based_on: the machine is based on itself")
     data = read_toml(path)
-    sources = data.pop("sources", None)
+    facts = data.pop("facts", None)
+    base = data.get("based_on")
+    data = _cited(data, path, required=base is None)
+    if base is None:
+        return data, facts
+    if not isinstance(base, str):
+        raise LowprecError(f"{path}: based_on: expected the name of a machine, got {base!r}")
+    below, _ = _data(_path(base, path), (*seen, path))
+    named = {"name": data.get("name", path.stem), "based_on": below.get("based_on", below["name"])}
+    return merged(below, data | named, str(path)), facts
+
+
+def _path(base: str, beside: Path) -> Path:
+    if base.endswith(".toml"):
+        return beside.parent / base
+    known = machine_aliases().get(_plain(base))
+    if known is None:
+        raise unknown("machine", base, list_machines(), f"{beside}: based_on")
+    return _FOLDER / f"{known}.toml"
+
+
+def _cited(data: dict[str, Any], path: Path, *, required: bool) -> dict[str, Any]:
+    """`data` with its `[sources]`: a value's `source` is the name of one of those."""
+    sources = data.pop("sources", None if required else {})
     if not isinstance(sources, dict) or not all(isinstance(s, str) for s in sources.values()):
         raise LowprecError(f"{path}: sources: expected a table of name = 'where it was read'")
     used: set[str] = set()
     data = {key: _cite(value, sources, used, f"{path}: {key}") for key, value in data.items()}
     for name in sources.keys() - used:
         raise LowprecError(f"{path}: sources: {name!r} is cited by no value")
-    result = build(Machine, _formats(data, str(path)), str(path))
-    if result.name != path.stem:
-        raise LowprecError(f"{path}: name: {result.name!r} differs from the file's {path.stem!r}")
-    return result
+    return data
 
 
 def _cite(value: Any, sources: Mapping[str, str], used: set[str], where: str) -> Any:

@@ -10,6 +10,7 @@ from lowprec.spec import Spec
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=10)]
+WHAT_IF = "what-if: set by hand"
 
 
 class Claim(Spec):
@@ -32,3 +33,9 @@ class Quantity(Spec):
     source: Text
     note: str | None = None
     disputed: tuple[Claim, ...] = ()
+
+    @classmethod
+    def what_if(cls, value: float) -> Quantity:
+        """A value that somebody sets, to see what it would change; not validated (a sweep makes
+        many), so the caller sees to it that it is positive."""
+        return cls.model_construct(value=float(value), kind="assumed", source=WHAT_IF)

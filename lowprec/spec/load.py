@@ -7,7 +7,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
@@ -60,7 +60,7 @@ def build(cls: type[S], data: Any, where: str) -> S:
     try:
         return cls.model_validate(_tuples(data))
     except ValidationError as error:
-        raise LowprecError(f"{where}: {_first(error, list(cls.model_fields))}") from None
+        raise LowprecError(f"{where}: {_first(error, cls)}") from None
 
 
 def _tuples(data: Any) -> Any:
@@ -70,7 +70,24 @@ def _tuples(data: Any) -> Any:
     return tuple(map(_tuples, data)) if isinstance(data, list | tuple) else data
 
 
-def _first(error: ValidationError, keys: list[str]) -> str:
+def _keys(cls: type[Spec], loc: tuple[int | str, ...]) -> list[str]:
+    """The fields that the last part of `loc` could have meant, as far as the types say."""
+    for part in loc[:-1]:
+        field = cls.model_fields.get(str(part))
+        if field is None:
+            return list(cls.model_fields) if len(loc) <= 2 else []
+        inner = [t for t in (field.annotation, *get_args(field.annotation)) if _is_spec(t)]
+        if len(inner) != 1:
+            return []
+        cls = inner[0]
+    return list(cls.model_fields)
+
+
+def _is_spec(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Spec)
+
+
+def _first(error: ValidationError, cls: type[Spec]) -> str:
     errors = error.errors(include_url=False)
     first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
     literal = [e for e in errors if e["loc"][:1] == first["loc"][:1] and "literal" in e["type"]]
@@ -78,7 +95,7 @@ def _first(error: ValidationError, keys: list[str]) -> str:
         first = literal[0]
     key = ".".join(str(part) for part in first["loc"] if not _UNION_BRANCH.match(str(part)))
     if first["type"] == "extra_forbidden":
-        known = keys if len(first["loc"]) <= 2 else []
+        known = _keys(cls, first["loc"])
         return f"{key}: unknown key{did_you_mean(str(first['loc'][-1]), known)}"
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "literal_error":
