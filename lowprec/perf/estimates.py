@@ -1,45 +1,38 @@
-"""The price of a workload under a recipe on a machine, at level 1: the bound."""
+"""The price of a workload under a recipe on machines, at the level that is asked for."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
-from lowprec.errors import LowprecError
+from lowprec.errors import LowprecError, unknown
+from lowprec.perf.capacity import check, need
+from lowprec.perf.fusion import fused
+from lowprec.perf.grouping import Group, grouped, kv_bytes, weight_bytes
 from lowprec.perf.hardware import Machine
 from lowprec.perf.hardware import machine as load_machine
-from lowprec.perf.roofline import (
-    RESOURCES,
-    Chips,
-    Cost,
-    Resource,
-    Seconds,
-    cost,
-    nbytes,
-    operands,
-)
-from lowprec.spec import (
-    Attention,
-    Format,
-    Matmul,
-    Op,
-    Recipe,
-    Rule,
-    Spec,
-    Workload,
-    load_format,
-    load_recipe,
-)
+from lowprec.perf.notes import notes
+from lowprec.perf.parallel import Exchange, Parallel, share
+from lowprec.perf.price import Level, price
+from lowprec.perf.roofline import RESOURCES, Chips, Cost, Resource, Seconds, cost
+from lowprec.perf.validation.point import Calibration
+from lowprec.spec import Format, Recipe, Spec, Workload, load_format, load_recipe
+
+# From the least known to the best known.
+CALIBRATIONS: tuple[Calibration, ...] = get_args(Calibration)
 
 
 class Term(Spec):
     """`count` operations of equal shape and price; sums over all of them.
 
-    path: of the one operation, or with ``*`` for the layer numbers they differ in. seconds is
-    the total of `resources`; utilisation: FLOP done over FLOP that the datapath could have done
-    in that time; datapath: None for operations that only move bytes.
+    path: of the one operation, or with ``*`` for the layer numbers they differ in; a kernel of
+    several modules' operations has all their names. kind: the operation's, or the collective's.
+    flops, bytes: of one chip. seconds is the total of `resources`, within low and high in 90 % of
+    cases; utilisation: FLOP done over FLOP that the datapath could have done in that time;
+    datapath: None for operations that only move bytes.
     """
 
     path: str
@@ -48,6 +41,9 @@ class Term(Spec):
     flops: float
     bytes: float
     seconds: float
+    low: float
+    high: float
+    calibration: Calibration
     resources: Seconds
     binding: Resource
     datapath: str | None
@@ -57,25 +53,32 @@ class Term(Spec):
 
 
 class Estimate(Spec):
-    """What a forward pass takes. Per chip: `chips` of them, each with an equal share.
+    """What a forward pass takes, on `chips` chips that are laid out as `parallel` says.
 
-    weight_bytes and cache_bytes are of the whole model, stored once; fits says whether one chip
-    holds them. shares: parts of the time by resource, adding up to 1; bound: the largest.
-    calibration: how the constants came about; "spec only" is the datasheet's bound.
+    low, high: the sums of the terms' 90 % intervals, that is, as if all erred alike. level: "bound"
+    or "kernel"; calibration: how the least known constants of its terms came about. weight_bytes
+    and cache_bytes are of the whole model, stored once; chip_bytes what the fullest chip holds;
+    fits says whether it can. shares: parts of the time by resource, adding up to 1; bound: the
+    largest.
     """
 
     machine: str
     recipe: str
     model: str
     phase: str
-    calibration: Literal["spec only"]
+    level: Level
+    parallel: str
+    calibration: Calibration
     seconds: float
+    low: float
+    high: float
     tokens_per_second: float
     tokens_per_second_per_chip: float
     chips: int
     fits: bool
     weight_bytes: int
     cache_bytes: int
+    chip_bytes: int
     bound: Resource
     shares: dict[Resource, float]
     terms: tuple[Term, ...]
@@ -86,25 +89,44 @@ def estimate(
     workload: Workload,
     recipe: Recipe | Mapping[str, Any] | str | Path,
     machine: Machine | str | Path,
+    *,
+    level: Level = "bound",
+    parallel: Parallel | Mapping[str, Any] | str | None = None,
+    system: Any = None,
 ) -> Estimate:
     """Prices every operation of `workload` with the formats that `recipe` gives it.
 
-    A matmul's formats are those of the first rule that matches its path; everything else runs in
-    `workload.dtype`. A model that one chip cannot hold is priced on the fewest chips that hold
-    it, split evenly at no cost (see `Chips`). LowprecError: a rule that matches no matmul, a type
-    that the machine has no datapath for.
+    An operation's formats are those of the first rule that speaks of it; everything else runs in
+    `workload.dtype`. level: "bound" is the datasheet's roofline, "kernel" what kernels make of it.
+    parallel: the layout over chips, one chip if left out; system: the `System` or its name whose
+    links they use, the machine's own if left out. A model that one chip cannot hold, without
+    `parallel`, is at the level "bound" split evenly over the fewest chips that hold it, at no cost
+    (see `Chips`).
+    LowprecError: a rule that matches no matmul, a type that the machine has no datapath for, a
+    plan that does not fit the chips' memory.
     """
     recipe = load_recipe(recipe)
     if not isinstance(machine, Machine):
         machine = load_machine(machine)
-    dtype = load_format(workload.dtype, "workload: dtype")
-    if not isinstance(dtype, Format):
-        raise LowprecError(f"workload: dtype: {workload.dtype!r} is no scalar format")
-    rules = _rules(workload, recipe)
-    weights = _weight_bytes(workload, rules, dtype)
-    cache = sum(nbytes(dtype, (op.kv_elements,)) for op in _attention(workload))
-    count = max(1, math.ceil((weights + cache) / machine.memory.capacity.value))
-    terms = _terms(workload, rules, Chips(machine, count), dtype)
+    if level not in get_args(Level):
+        raise unknown("level", str(level), get_args(Level))
+    dtype = scalar_dtype(workload)
+    groups = grouped(workload, recipe)
+    plan = Parallel.of(parallel)
+    stored = weight_bytes(groups, dtype), kv_bytes(groups, dtype)
+    count = math.ceil(sum(stored) / machine.memory.capacity.value)
+    if level == "bound" and parallel is None and count > 1:
+        terms = _ideal(groups, Chips(machine, count), dtype)
+        chip_bytes = -(-sum(stored) // count)
+    else:
+        count = plan.chips
+        part = share(groups, workload.batch, plan, dtype)
+        held = need(part, plan, dtype)
+        if parallel is not None or level != "bound":
+            check(held, machine, plan, groups, workload.batch, dtype)
+        chip_bytes = held.total
+        pricing = Pricing(machine, dtype, level, plan, system)
+        terms = pricing.terms(part.groups, part.exchanges)
     seconds = sum(term.seconds for term in terms)
     parts = [term.resources.parts() for term in terms]
     shares = {name: sum(part[name] for part in parts) / seconds for name in RESOURCES}
@@ -113,121 +135,110 @@ def estimate(
         recipe=recipe.name,
         model=workload.model,
         phase=workload.phase,
-        calibration="spec only",
+        level=level,
+        parallel=plan.spell(),
+        calibration=min((term.calibration for term in terms), key=CALIBRATIONS.index),
         seconds=seconds,
+        low=sum(term.low for term in terms),
+        high=sum(term.high for term in terms),
         tokens_per_second=workload.new_tokens / seconds,
         tokens_per_second_per_chip=workload.new_tokens / seconds / count,
         chips=count,
-        fits=count == 1,
-        weight_bytes=weights,
-        cache_bytes=cache,
+        fits=chip_bytes <= machine.memory.capacity.value and count == plan.chips,
+        weight_bytes=stored[0],
+        cache_bytes=stored[1],
+        chip_bytes=chip_bytes,
         bound=max(shares, key=shares.__getitem__),
         shares=shares,
         terms=terms,
-        notes=_notes(machine, count, terms),
+        notes=notes(machine, level, count if count != plan.chips else 1, terms),
     )
 
 
-def _rules(workload: Workload, recipe: Recipe) -> list[Rule | None]:
-    """The rule of each operation."""
-    rules = [_rule(op, recipe) for op in workload.ops]
-    paths = [op.path for op in workload.ops if isinstance(op, Matmul | Attention)]
-    modules = {p for path in paths for p in (path, path.rpartition(".")[0])}
-    for rule in recipe.unused(sorted(modules)):
-        seen = f"such as {paths[0]!r}" if paths else "which has none"
-        raise LowprecError(
-            f"recipe {recipe.name!r}: rule {rule.match!r} matches no matmul of "
-            f"{workload.model!r}, {seen}"
+def scalar_dtype(workload: Workload) -> Format:
+    """The type that the model computes in."""
+    dtype = load_format(workload.dtype, "workload: dtype")
+    if not isinstance(dtype, Format):
+        raise LowprecError(f"workload: dtype: {workload.dtype!r} is no scalar format")
+    return dtype
+
+
+def _ideal(groups: Sequence[Group], chips: Chips, dtype: Format) -> tuple[Term, ...]:
+    return tuple(_term(g, cost(g.op, g.rule, chips, dtype), 1.0) for g in groups)
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """One chip's operations and exchanges in seconds.
+
+    Of `microbatches` parts that a pass sends through `pp` stages, the first takes the sum of all
+    stages and every further one the time of one stage.
+    """
+
+    machine: Machine
+    dtype: Format
+    level: Level
+    plan: Parallel
+    system: Any = None
+
+    @property
+    def _passes(self) -> float:
+        return 1 + (self.plan.microbatches - 1) / self.plan.pp
+
+    def terms(self, groups: Sequence[Group], exchanges: Sequence[Exchange]) -> tuple[Term, ...]:
+        kernels = groups if self.level == "bound" else fused(groups)
+        found = [
+            _term(g, price(g.op, g.rule, self.machine, self.dtype, self.level), self._passes)
+            for g in kernels
+        ]
+        return tuple(found + [self._exchange(each) for each in exchanges])
+
+    def _exchange(self, each: Exchange) -> Term:
+        from lowprec.perf.collective import collective  # type: ignore[import-untyped]
+        from lowprec.perf.system import System, load_system  # type: ignore[import-untyped]
+
+        system = self.system or System.of(self.machine)
+        if not isinstance(system, System):
+            system = load_system(system)
+        one = collective(each.kind, each.nbytes, each.ranks, system, stride=each.stride)
+        scale = each.count * self._passes * (1 - self.plan.overlap)
+        return Term(
+            path=each.path,
+            kind=each.kind,
+            count=each.count,
+            flops=0.0,
+            bytes=each.count * each.nbytes,
+            seconds=scale * one.seconds,
+            low=scale * one.low,
+            high=scale * one.high,
+            calibration=getattr(one, "calibration", "spec only"),
+            resources=Seconds(network=scale * one.seconds),
+            binding="network",
+            datapath=None,
+            native=True,
+            reason=f"{one.algorithm} among {each.ranks} chips, {each.stride} apart",
+            utilisation=0.0,
         )
-    return rules
 
 
-def _rule(op: Op, recipe: Recipe) -> Rule | None:
-    """The rule of a matmul with a weight; an expert's weight has a name behind its module's."""
-    if not isinstance(op, Matmul) or not op.weight:
-        return None
-    if op.experts == 1:
-        return recipe.rule_for(op.path)
-    module, _, name = op.path.rpartition(".")
-    return recipe.rule_for(module, parameter=name)
-
-
-def _attention(workload: Workload) -> list[Attention]:
-    return [op for op in workload.ops if isinstance(op, Attention)]
-
-
-def _weight_bytes(workload: Workload, rules: list[Rule | None], dtype: Format) -> int:
-    """Stored weights of all matmuls; a module that runs twice is stored once."""
-    stored: dict[tuple[str, int, int], int] = {}
-    for op, rule in zip(workload.ops, rules, strict=True):
-        if isinstance(op, Matmul) and op.weight:
-            _, weight = operands(op, rule, dtype)
-            stored[op.path, op.n, op.k] = op.experts * nbytes(weight, (op.n, op.k))
-    return sum(stored.values())
-
-
-def _terms(
-    workload: Workload, rules: list[Rule | None], chips: Chips, dtype: Format
-) -> tuple[Term, ...]:
-    """Groups operations that differ in layer numbers only, and prices each group once."""
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for i, (op, rule) in enumerate(zip(workload.ops, rules, strict=True)):
-        shape = tuple(value for name, value in op if name != "path")
-        groups.setdefault((_pattern(op.path), shape, id(rule)), []).append(i)
-    terms = []
-    for (pattern, *_), members in groups.items():
-        op = workload.ops[members[0]]
-        path = op.path if len(members) == 1 else pattern
-        one = cost(op, rules[members[0]], chips, dtype)
-        terms.append(_term(path, len(members), op.kind, one))
-    return tuple(terms)
-
-
-def _pattern(path: str) -> str:
-    """`path` with ``*`` for every part that is a number."""
-    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
-
-
-def _term(path: str, count: int, kind: str, one: Cost) -> Term:
-    seconds = one.seconds.total
-    compute = one.seconds.compute
+def _term(group: Group, one: Cost, passes: float) -> Term:
     choice = one.choice
+    seconds = one.seconds.total
+    scale = group.count * passes
     return Term(
-        path=path,
-        kind=kind,
-        count=count,
-        flops=count * one.flops,
-        bytes=count * one.bytes,
-        seconds=count * seconds,
-        resources=Seconds(**{name: count * getattr(one.seconds, name) for name in RESOURCES}),
+        path=group.path,
+        kind=group.op.kind,
+        count=group.count,
+        flops=scale * one.flops,
+        bytes=scale * one.bytes,
+        seconds=scale * seconds,
+        low=scale * one.low,
+        high=scale * one.high,
+        calibration=one.calibration,
+        resources=Seconds(**{name: scale * getattr(one.seconds, name) for name in RESOURCES}),
         binding=one.seconds.binding,
         datapath=choice.datapath.name if choice else None,
         native=choice.native if choice else True,
         reason=choice.reason if choice else "bytes only, fused with its neighbours",
-        utilisation=compute / seconds if seconds else 0.0,
+        utilisation=one.seconds.compute / seconds if seconds else 0.0,
     )
-
-
-def _notes(machine: Machine, count: int, terms: tuple[Term, ...]) -> tuple[str, ...]:
-    """What a reader has to know before quoting the figure."""
-    notes = [
-        "datasheet bound: full rate and full bandwidth; measured speed is lower",
-        f"launch: {machine.launch.value * 1e6:g} us per kernel, {machine.launch.kind}",
-        "memory needed: weights of the matmuls and KV cache; no activations, no embedding table",
-    ]
-    if count > 1:
-        notes.append(
-            f"does not fit one chip: priced as an ideal split over {count} chips, without "
-            "communication"
-        )
-    if any(not term.native for term in terms):
-        notes.append(
-            "dequantize: 1 operation per element and 1 per block-scaled one on the vector units, "
-            f"at {machine.vector.rate.value / 2:.3g}/s ({machine.vector.rate.kind}), not "
-            "overlapped; an assumption"
-        )
-    used = {term.datapath for term in terms}
-    notes += [
-        f"{path.name}: {path.note}" for path in machine.datapaths if path.note and path.name in used
-    ]
-    return tuple(notes)

@@ -22,9 +22,10 @@ from typing import Literal, get_args
 
 from lowprec.perf.datapath import Choice, Operand, choose, is_block_scaled, same_encoding
 from lowprec.perf.hardware import Machine
+from lowprec.perf.validation.point import Calibration
 from lowprec.spec import Attention, BlockFormat, Embedding, Format, Matmul, Rule, Spec, Vector
 
-Resource = Literal["compute", "memory", "launch", "quantize", "dequantize"]
+Resource = Literal["compute", "memory", "launch", "quantize", "dequantize", "network"]
 RESOURCES: tuple[Resource, ...] = get_args(Resource)
 
 
@@ -36,6 +37,7 @@ class Seconds(Spec):
     launch: float = 0.0
     quantize: float = 0.0
     dequantize: float = 0.0
+    network: float = 0.0
 
     def parts(self) -> dict[Resource, float]:
         """Summands of `total`: of compute and memory the longer one (a tie is memory), else 0."""
@@ -55,12 +57,24 @@ class Seconds(Spec):
 
 @dataclass(frozen=True)
 class Cost:
-    """One operation: its work, the seconds, and the datapath unless it has no matmul."""
+    """One operation: its work, the seconds, and the datapath unless it has no matmul.
+
+    low, high: seconds that the measured time lies between in 90 % of cases, by what `calibration`
+    says of the constants. A bound has no upper end.
+    """
 
     choice: Choice | None
     flops: float
     bytes: float
     seconds: Seconds
+    low: float
+    high: float
+    calibration: Calibration
+
+
+def bound(choice: Choice | None, flops: float, moved: float, seconds: Seconds) -> Cost:
+    """The cost that nothing is faster than."""
+    return Cost(choice, flops, moved, seconds, seconds.total, math.inf, "spec only")
 
 
 @dataclass(frozen=True)
@@ -93,12 +107,12 @@ def cost(
         case Matmul():
             return _matmul(op, rule, chips, dtype)
         case Attention():
-            return _attention(op, chips, dtype)
+            return _attention(op, rule, chips, dtype)
         case Vector():
             moved = nbytes(dtype, (op.read,)) + nbytes(dtype, (op.written,))
         case Embedding():
             moved = 2 * nbytes(dtype, (op.rows, op.width))
-    return Cost(None, 0, moved, Seconds(memory=chips.streaming(moved)))
+    return bound(None, 0, moved, Seconds(memory=chips.streaming(moved)))
 
 
 def operands(op: Matmul, rule: Rule | None, dtype: Format) -> tuple[Operand, Operand]:
@@ -133,7 +147,7 @@ def _matmul(op: Matmul, rule: Rule | None, chips: Chips, dtype: Format) -> Cost:
         quantize=_quantize(op, x, x_bytes, chips, dtype),
         dequantize=chips.converting(converted),
     )
-    return Cost(choice, op.flops, moved, seconds)
+    return bound(choice, op.flops, moved, seconds)
 
 
 def _conversions(fmt: Operand, dtype: Format) -> int:
@@ -152,12 +166,58 @@ def _quantize(op: Matmul, x: Operand, x_bytes: int, chips: Chips, dtype: Format)
     return chips.streaming(read + x_bytes) + kernels * chips.launch
 
 
-def _attention(op: Attention, chips: Chips, dtype: Format) -> Cost:
-    choice = choose(chips.machine.datapaths, dtype, dtype, dtype, chips.machine.name)
-    moved = nbytes(dtype, (op.kv_elements,)) + nbytes(dtype, (op.q_elements,))
+def cache_formats(rule: Rule | None, dtype: Format) -> tuple[Operand, Operand]:
+    """Formats that keys and values are stored in."""
+    key = rule.key_cache.format if rule and rule.key_cache else dtype
+    value = rule.value_cache.format if rule and rule.value_cache else dtype
+    return key, value
+
+
+def attention_operands(
+    rule: Rule | None, dtype: Format
+) -> tuple[tuple[Operand, Operand], tuple[Operand, Operand]]:
+    """Formats of the two products, query by key and probability by value. A key or value that the
+    rule does not quantize is multiplied as its cache stores it."""
+    key, value = cache_formats(rule, dtype)
+    if rule is None:
+        return (dtype, key), (dtype, value)
+    query = rule.query.format if rule.query else dtype
+    probability = rule.probability.format if rule.probability else dtype
+    return (
+        (query, rule.key.format if rule.key else key),
+        (probability, rule.value.format if rule.value else value),
+    )
+
+
+def cache_bytes(op: Attention, rule: Rule | None, dtype: Format) -> int:
+    """Bytes of the keys and values that `op` reads."""
+    key, value = cache_formats(rule, dtype)
+    rows = op.batch * op.kv_heads * op.keys
+    return nbytes(key, (rows, op.head_dim)) + nbytes(value, (rows, op.value_dim))
+
+
+def _attention(op: Attention, rule: Rule | None, chips: Chips, dtype: Format) -> Cost:
+    """The two products have equal FLOP where head_dim is value_dim; each runs on the datapath of
+    its operands, and the reported one is the slower. What has to be converted is every stored key
+    or value, once."""
+    machine = chips.machine
+    pairs = op.flops / (op.head_dim + op.value_dim)
+    stored = op.batch * op.kv_heads * op.keys
+    choices, compute, converted = [], 0.0, 0.0
+    for (a, b), width in zip(
+        attention_operands(rule, dtype), (op.head_dim, op.value_dim), strict=True
+    ):
+        choice = choose(machine.datapaths, a, b, dtype, machine.name)
+        choices.append(choice)
+        compute += chips.computing(choice, pairs * width)
+        if not choice.native:
+            converted += stored * width * _conversions(b, dtype)
+    moved = cache_bytes(op, rule, dtype) + nbytes(dtype, (op.q_elements,))
     seconds = Seconds(
-        compute=chips.computing(choice, op.flops),
+        compute=compute,
         memory=chips.streaming(moved),
         launch=chips.launch,
+        dequantize=chips.converting(converted),
     )
-    return Cost(choice, op.flops, moved, seconds)
+    slower = min(choices, key=lambda choice: (choice.native, choice.datapath.rate.value))
+    return bound(slower, op.flops, moved, seconds)

@@ -1,0 +1,105 @@
+"""Whether a plan fits into the chips' memory, and if not, what is missing and what would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from lowprec.errors import LowprecError
+from lowprec.perf.grouping import Group, kv_bytes, weight_bytes
+from lowprec.perf.hardware import Machine
+from lowprec.perf.parallel import Parallel, Share, share
+from lowprec.perf.roofline import nbytes
+from lowprec.spec import Attention, Embedding, Format, Matmul
+
+MOST_CHIPS = 1 << 12
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes on the fullest chip. activations: operands and result of the largest matmul, and the
+    residual stream twice; all else is reused."""
+
+    weights: int
+    cache: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.activations
+
+
+def need(part: Share, plan: Parallel, dtype: Format) -> Need:
+    """What `part`, one chip's share under `plan`, has to hold; stages are taken as equal."""
+    return Need(
+        weights=-(-weight_bytes(part.groups, dtype) // plan.pp),
+        cache=-(-kv_bytes(part.groups, dtype) * plan.microbatches // plan.pp),
+        activations=_activations(part.groups, dtype),
+    )
+
+
+def _activations(groups: Sequence[Group], dtype: Format) -> int:
+    largest = residual = 0
+    for group in groups:
+        if isinstance(op := group.op, Matmul):
+            largest = max(largest, op.batch * op.m * (op.n + op.k))
+        elif isinstance(op, Embedding):
+            residual = op.rows * op.width
+    return nbytes(dtype, (largest + 2 * residual,))
+
+
+def check(
+    found: Need,
+    machine: Machine,
+    plan: Parallel,
+    groups: Sequence[Group],
+    batch: int,
+    dtype: Format,
+) -> None:
+    """LowprecError if `machine` cannot hold `found`: how much is missing, and the smallest plan
+    that fits."""
+    capacity = machine.memory.capacity.value
+    if found.total <= capacity:
+        return
+    fitting = smallest(machine, groups, batch, dtype)
+    advice = (
+        f"the smallest plan that fits: {fitting.spell()}"
+        if fitting
+        else (f"no plan of up to {MOST_CHIPS} chips fits")
+    )
+    raise LowprecError(
+        f"machine {machine.name!r}: parallel {plan.spell()}: needs {_gb(found.total)} per chip "
+        f"(weights {_gb(found.weights)}, KV cache {_gb(found.cache)}, activations "
+        f"{_gb(found.activations)}) of {_gb(capacity)}: {_gb(found.total - capacity)} too much; "
+        f"{advice}"
+    )
+
+
+def smallest(
+    machine: Machine, groups: Sequence[Group], batch: int, dtype: Format
+) -> Parallel | None:
+    """The plan of the fewest chips that fits: tensor parallel within the scale-up domain, and
+    experts over the same chips; then stages."""
+    for plan in _plans(machine, groups):
+        if need(share(groups, batch, plan, dtype), plan, dtype).total <= (
+            machine.memory.capacity.value
+        ):
+            return plan
+    return None
+
+
+def _plans(machine: Machine, groups: Sequence[Group]) -> Iterator[Parallel]:
+    heads = [g.op.heads for g in groups if isinstance(g.op, Attention)]
+    experts = [g.op.experts for g in groups if isinstance(g.op, Matmul) and g.op.experts > 1]
+    domain = machine.scale_up.domain if machine.scale_up else None
+    widest = min([int(domain.value) if domain else 1, *heads])
+    chips = 1
+    while chips <= MOST_CHIPS:
+        tp = min(chips, 1 << (widest.bit_length() - 1))
+        ep = tp if experts and all(count % tp == 0 for count in experts) else 1
+        yield Parallel(tp=tp, pp=chips // tp, ep=ep)
+        chips *= 2
+
+
+def _gb(count: float) -> str:
+    return f"{count / 1e9:.3g} GB"
