@@ -11,7 +11,7 @@ from typing import Any
 from lowprec.errors import LowprecError, unknown
 from lowprec.perf.accelerator import Machine
 from lowprec.perf.facts import Facts
-from lowprec.perf.inherit import merged
+from lowprec.perf.inherit import cited, merged
 from lowprec.spec import load_format, read_toml
 from lowprec.spec.load import build
 
@@ -81,7 +81,7 @@ def _data(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], Any]:
     data = read_toml(path)
     facts = data.pop("facts", None)
     base = data.get("based_on")
-    data = _cited(data, path, required=base is None)
+    data = cited(data, path, required=base is None)
     if base is None:
         return data, facts
     if not isinstance(base, str):
@@ -98,33 +98,6 @@ def _path(base: str, beside: Path) -> Path:
     if known is None:
         raise unknown("machine", base, list_machines(), f"{beside}: based_on")
     return _FOLDER / f"{known}.toml"
-
-
-def _cited(data: dict[str, Any], path: Path, *, required: bool) -> dict[str, Any]:
-    """`data` with its `[sources]`: a value's `source` is the name of one of those."""
-    sources = data.pop("sources", None if required else {})
-    if not isinstance(sources, dict) or not all(isinstance(s, str) for s in sources.values()):
-        raise LowprecError(f"{path}: sources: expected a table of name = 'where it was read'")
-    used: set[str] = set()
-    data = {key: _cite(value, sources, used, f"{path}: {key}") for key, value in data.items()}
-    for name in sources.keys() - used:
-        raise LowprecError(f"{path}: sources: {name!r} is cited by no value")
-    return data
-
-
-def _cite(value: Any, sources: Mapping[str, str], used: set[str], where: str) -> Any:
-    """`value` with every `source` replaced by the text it names."""
-    if isinstance(value, list):
-        return [_cite(item, sources, used, f"{where}.{i}") for i, item in enumerate(value)]
-    if not isinstance(value, Mapping):
-        return value
-    cited = {k: _cite(v, sources, used, f"{where}.{k}") for k, v in value.items()}
-    if isinstance(name := value.get("source"), str):
-        if name not in sources:
-            raise unknown("source", name, sources, f"{where}.source")
-        used.add(name)
-        cited["source"] = sources[name]
-    return cited
 
 
 def _formats(data: dict[str, Any], where: str) -> dict[str, Any]:
