@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from lowprec.errors import LowprecError, unknown
 from lowprec.perf.capacity import check, need
+from lowprec.perf.collective import collective
 from lowprec.perf.fusion import fused
 from lowprec.perf.grouping import Group, grouped, kv_bytes, weight_bytes
 from lowprec.perf.hardware import Machine
@@ -18,6 +19,7 @@ from lowprec.perf.notes import notes
 from lowprec.perf.parallel import Exchange, Parallel, share
 from lowprec.perf.price import Level, price
 from lowprec.perf.roofline import RESOURCES, Chips, Cost, Resource, Seconds, cost
+from lowprec.perf.system import System, load_system
 from lowprec.perf.validation.point import Calibration
 from lowprec.spec import Format, Recipe, Spec, Workload, load_format, load_recipe
 
@@ -92,7 +94,7 @@ def estimate(
     *,
     level: Level = "bound",
     parallel: Parallel | Mapping[str, Any] | str | None = None,
-    system: Any = None,
+    system: System | str | Path | None = None,
 ) -> Estimate:
     """Prices every operation of `workload` with the formats that `recipe` gives it.
 
@@ -125,7 +127,7 @@ def estimate(
         if parallel is not None or level != "bound":
             check(held, machine, plan, groups, workload.batch, dtype)
         chip_bytes = held.total
-        pricing = Pricing(machine, dtype, level, plan, system)
+        pricing = Pricing(machine, dtype, level, plan, _system(system, machine))
         terms = pricing.terms(part.groups, part.exchanges)
     seconds = sum(term.seconds for term in terms)
     parts = [term.resources.parts() for term in terms]
@@ -155,6 +157,12 @@ def estimate(
     )
 
 
+def _system(system: System | str | Path | None, machine: Machine) -> System:
+    if system is None:
+        return System.of(machine)
+    return system if isinstance(system, System) else load_system(system)
+
+
 def scalar_dtype(workload: Workload) -> Format:
     """The type that the model computes in."""
     dtype = load_format(workload.dtype, "workload: dtype")
@@ -179,7 +187,7 @@ class Pricing:
     dtype: Format
     level: Level
     plan: Parallel
-    system: Any = None
+    system: System
 
     @property
     def _passes(self) -> float:
@@ -194,13 +202,7 @@ class Pricing:
         return tuple(found + [self._exchange(each) for each in exchanges])
 
     def _exchange(self, each: Exchange) -> Term:
-        from lowprec.perf.collective import collective  # type: ignore[import-untyped]
-        from lowprec.perf.system import System, load_system  # type: ignore[import-untyped]
-
-        system = self.system or System.of(self.machine)
-        if not isinstance(system, System):
-            system = load_system(system)
-        one = collective(each.kind, each.nbytes, each.ranks, system, stride=each.stride)
+        one = collective(each.kind, each.nbytes, each.ranks, self.system, stride=each.stride)
         scale = each.count * self._passes * (1 - self.plan.overlap)
         return Term(
             path=each.path,
@@ -211,7 +213,7 @@ class Pricing:
             seconds=scale * one.seconds,
             low=scale * one.low,
             high=scale * one.high,
-            calibration=getattr(one, "calibration", "spec only"),
+            calibration=one.calibration,
             resources=Seconds(network=scale * one.seconds),
             binding="network",
             datapath=None,

@@ -10,10 +10,20 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, model_validator
 
 from lowprec.errors import LowprecError, unknown
+from lowprec.perf.collective import Kind
 from lowprec.perf.grouping import Group
 from lowprec.perf.roles import Role, inside_sharded, kv_split, role
 from lowprec.perf.roofline import nbytes
-from lowprec.spec import Attention, Embedding, Format, Matmul, Spec, Vector, load_format
+from lowprec.spec import (
+    Attention,
+    BlockFormat,
+    Embedding,
+    Format,
+    Matmul,
+    Spec,
+    Vector,
+    load_format,
+)
 from lowprec.spec.workload import Op
 
 Ways = Annotated[int, Field(ge=1)]
@@ -113,7 +123,7 @@ class Exchange:
     """`count` collectives of `nbytes` (as `collective` counts them) among `ranks` chips that
     stand `stride` apart."""
 
-    kind: str
+    kind: Kind
     path: str
     nbytes: float
     ranks: int
@@ -255,7 +265,9 @@ class _Split:
                 yield self._context(group, op)
 
     def _sum(self, group: Group, elements: int, ranks: int) -> Iterator[Exchange]:
-        kinds = ("reduce_scatter", "all_gather") if self.plan.sequence else ("all_reduce",)
+        kinds: tuple[Kind, ...] = (
+            ("reduce_scatter", "all_gather") if self.plan.sequence else ("all_reduce",)
+        )
         for kind in kinds:
             yield self._tensor(kind, group, elements, ranks)
 
@@ -284,7 +296,11 @@ class _Split:
                 yield Exchange("all_to_all", group.path, size, plan.ep, 1, group.count)
             return
         rows = mine * plan.attention_dp * plan.cp
-        for kind, fmt in (("all_gather", there), ("reduce_scatter", back)):
+        both: tuple[tuple[Kind, Format | BlockFormat], ...] = (
+            ("all_gather", there),
+            ("reduce_scatter", back),
+        )
+        for kind, fmt in both:
             size = nbytes(fmt, (rows, op.n))
             yield Exchange(kind, group.path, size, plan.stage_chips, 1, group.count)
 
@@ -299,7 +315,7 @@ class _Split:
         return self._tensor("all_gather", group, elements, self.plan.cp, self.plan.tp)
 
     def _tensor(
-        self, kind: str, group: Group, elements: int, ranks: int, stride: int = 1
+        self, kind: Kind, group: Group, elements: int, ranks: int, stride: int = 1
     ) -> Exchange:
         size = nbytes(self.dtype, (elements,))
         return Exchange(kind, group.path, size, ranks, stride, group.count)
