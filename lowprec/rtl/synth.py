@@ -11,14 +11,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from lowprec.errors import LowprecError
 from lowprec.rtl import yosys
 from lowprec.rtl.library import LIBRARY, cells
 from lowprec.rtl.netlist import Netlist, read_blif
 from lowprec.spec.base import Spec
 from lowprec.spec.load import cache_dir
 
-# A module whose name ends in one of these words (and a number) is kept whole, so that its cells
-# are counted apart; all others are flattened into the one that holds them.
+# A module whose name begins with one of these words is kept whole, so that its cells are counted
+# apart, and mapped once however often it is placed; all others are flattened into their holders.
 COMPONENTS = ("unpack", "multiply", "align", "add", "scale", "accumulate", "convert")
 
 
@@ -126,7 +127,7 @@ def _synthesise(verilog: str, top: str, name: str, work: Path) -> tuple[Synthesi
     data: dict[str, Any] = {
         "digest_of_input": name,
         "yosys": yosys.version().strip(),
-        "components": tuple(_components((work / "stat.txt").read_text())),
+        "components": tuple(_components((work / "stat.txt").read_text(), top)),
         "depth": netlist.depth,
         "delay": netlist.delay,
     }
@@ -134,22 +135,32 @@ def _synthesise(verilog: str, top: str, name: str, work: Path) -> tuple[Synthesi
 
 
 def component_of(module: str) -> str:
-    """The component that a module's name says: ``top.unit.multiply3`` is of "multiply"."""
-    last = re.split(r"[.\\]", module)[-1]
-    word = re.sub(r"[\d$_]+$", "", last)
+    """The component that a module's name begins with: ``multiply_4x4`` is of "multiply"."""
+    word = re.split(r"[^a-z]", module.lstrip("\\"), maxsplit=1)[0]
     return word if word in COMPONENTS else "other"
 
 
-def _components(stat: str) -> list[Component]:
-    """Cells by component from yosys's `stat`, whose every module stands for one instance."""
+def _components(stat: str, top: str) -> list[Component]:
+    """Cells by component from yosys's `stat`, every module as often as it is placed."""
+    modules = {
+        name.lstrip("\\"): {
+            cell.lstrip("\\"): int(n) for cell, n in re.findall(r"^     (\S+) +(\d+)$", body, re.M)
+        }
+        for name, body in re.findall(r"=== (\S+) ===\n(.*?)(?=\n===|\Z)", stat, re.S)
+        if name != "design"
+    }
     found: dict[str, Counter[str]] = {}
-    for name, body in re.findall(r"=== (\S+) ===\n(.*?)(?=\n===|\Z)", stat, re.S):
-        if name == "design":
-            continue
-        counts = found.setdefault(component_of(name), Counter())
-        for cell, number in re.findall(r"^ +(\w+) +(\d+)$", body, re.M):
+
+    def count(module: str, times: int) -> None:
+        for cell, n in modules[module].items():
             if cell in cells():
-                counts[cell] += int(number)
+                found.setdefault(component_of(module), Counter())[cell] += n * times
+            elif cell in modules:
+                count(cell, n * times)
+            else:
+                raise LowprecError(f"synthesis: {module} holds {cell}, which the library lacks")
+
+    count(top, 1)
     return [
         Component(name=name, cells=dict(sorted(c.items()))) for name, c in sorted(found.items())
     ]
