@@ -112,7 +112,8 @@ def _script(kept: list[str], top: str) -> str:
     return (
         f"read_verilog unit.v\nhierarchy -check -top {top}\n{keep}synth -flatten -top {top}\n"
         f"dfflibmap -liberty {lib}\nabc -liberty {lib}\nopt_clean\n"
-        f"tee -o stat.txt stat\nflatten\nopt_clean\nwrite_blif unit.blif\n"
+        f"tee -o stat.txt stat\n"
+        f"setattr -mod -unset keep_hierarchy *\nflatten\nopt_clean\nwrite_blif unit.blif\n"
     )
 
 
