@@ -44,7 +44,7 @@ LIBRARIES: dict[str, set[str]] = {
     "errors": set(),
     "spec": {"pydantic", "pydantic_core"},
     "exact": set(),
-    "perf": {"pydantic", "pydantic_core"},
+    "perf": {"pydantic", "pydantic_core", "simpy"},
 }
 TORCH_IN = {"kernels", "nn", "checkpoints", "eval", "studies"}
 MAY_USE_TRANSFORMERS = re.compile(r"(nn|nn/attention|checkpoints)/hf\w*\.py")

@@ -138,8 +138,8 @@ def _matmul(op: Matmul, rule: Rule | None, chips: Chips, dtype: Format) -> Cost:
     moved = x_bytes + copies * nbytes(w, (op.n, op.k)) + op.batch * nbytes(dtype, (op.m, op.n))
     converted = 0.0
     if not choice.native:
-        converted = op.batch * op.m * op.k * _conversions(x, dtype)
-        converted += copies * op.n * op.k * _conversions(w, dtype)
+        converted = op.batch * op.m * op.k * conversions(x, dtype)
+        converted += copies * op.n * op.k * conversions(w, dtype)
     seconds = Seconds(
         compute=chips.computing(choice, op.flops),
         memory=chips.streaming(moved),
@@ -150,7 +150,7 @@ def _matmul(op: Matmul, rule: Rule | None, chips: Chips, dtype: Format) -> Cost:
     return bound(choice, op.flops, moved, seconds)
 
 
-def _conversions(fmt: Operand, dtype: Format) -> int:
+def conversions(fmt: Operand, dtype: Format) -> int:
     """Vector operations that turn one element into `dtype`."""
     return 0 if same_encoding(fmt, dtype) else 1 + is_block_scaled(fmt)
 
@@ -211,7 +211,7 @@ def _attention(op: Attention, rule: Rule | None, chips: Chips, dtype: Format) ->
         choices.append(choice)
         compute += chips.computing(choice, pairs * width)
         if not choice.native:
-            converted += stored * width * _conversions(b, dtype)
+            converted += stored * width * conversions(b, dtype)
     moved = cache_bytes(op, rule, dtype) + nbytes(dtype, (op.q_elements,))
     seconds = Seconds(
         compute=compute,
