@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from lowprec.errors import LowprecError, unknown
-from lowprec.perf.fabric import Constants, Family, constants
+from lowprec.perf.fabric import Constants, Family, Spread, constants
 from lowprec.perf.system import System
 from lowprec.perf.topology import Level
 from lowprec.perf.validation.point import Calibration
@@ -40,6 +40,18 @@ class Collective:
     level: str
     terms: dict[str, float]
     calibration: Calibration
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of `collective` that its algorithms look at."""
+
+    kind: Kind
+    nbytes: float
+    ranks: int
+    system: System
+    software: Software
+    in_network: bool
 
 
 @dataclass(frozen=True)
@@ -94,10 +106,9 @@ def collective(
     if not stages or nbytes == 0:
         return Collective(0.0, 0.0, 0.0, "none", "chip", {}, "measured")
     c = constants()
-    family, known = c.family(system.machine.family)
-    ways = list(_ways(kind, nbytes, ranks, stages, system, c, family, software, in_network))
-    best = min(ways, key=lambda way: way.seconds)
-    spread = c.fitted if known and not any(s.outer for s in stages) else c.transferred
+    asked = Asked(kind, nbytes, ranks, system, software, in_network)
+    best = min(_ways(asked, stages, c), key=lambda way: way.seconds)
+    spread, calibration = _trust(system, stages, c)
     return Collective(
         seconds=best.seconds,
         low=best.seconds * spread.low,
@@ -105,8 +116,23 @@ def collective(
         algorithm=best.algorithm,
         level=best.level,
         terms={"start": best.start, "hops": best.hops, "links": best.links},
-        calibration="fitted" if spread is c.fitted else "transferred",
+        calibration=calibration,
     )
+
+
+def reached(ranks: int, system: System) -> tuple[float, float, float]:
+    """Bytes/s of long messages that one of 2 or more `ranks` ranks exchanges with all others over
+    the slowest level that they meet on, with the 90 % interval."""
+    c, stages = constants(), _stages(ranks, 1, system)
+    rate = min(_efficiency(s, c) * s.level.exchange(s.count) for s in stages)
+    spread, _ = _trust(system, stages, c)
+    return rate, rate / spread.high, rate / spread.low
+
+
+def _trust(system: System, stages: list[Stage], c: Constants) -> tuple[Spread, Calibration]:
+    if system.machine.family not in c.families:
+        return c.transferred, "transferred"
+    return (c.network.spread if any(s.outer for s in stages) else c.fitted), "fitted"
 
 
 def _stages(ranks: int, stride: int, system: System) -> list[Stage]:
@@ -126,17 +152,9 @@ def _stages(ranks: int, stride: int, system: System) -> list[Stage]:
     return stages
 
 
-def _ways(
-    kind: Kind,
-    nbytes: float,
-    ranks: int,
-    stages: list[Stage],
-    system: System,
-    c: Constants,
-    family: Family,
-    software: Software,
-    in_network: bool,
-) -> Iterator[Way]:
+def _ways(asked: Asked, stages: list[Stage], c: Constants) -> Iterator[Way]:
+    kind, nbytes, ranks = asked.kind, asked.nbytes, asked.ranks
+    family = c.family(asked.system.machine.family)
     if kind == "all_to_all":
         yield from _exchange(nbytes, ranks, stages, c, family)
         return
@@ -144,44 +162,50 @@ def _ways(
         yield from _paths("direct", [(stages[-1], 1, nbytes)], 0, c, family)
         return
     passes = 2 if kind == "all_reduce" else 1
-    whole = [
+    steps = [
         (s, passes * s.level.hops(s.count), passes * nbytes * (s.count - 1) / s.count / s.below)
         for s in stages
     ]
     if kind == "broadcast":
-        whole = [(s, hops, nbytes) for s, hops, _ in whole]
+        steps = [(s, hops, nbytes) for s, hops, _ in steps]
     kept = nbytes / ranks * c.stage
-    yield from _paths("ring", whole, kept, c, family)
-    if passes == 2 and ranks > system.host and not any(s.level.direct for s in stages):
-        yield from _paths("tree", _tree(nbytes, stages, system.host, c), kept, c, family)
-    only = stages[0] if len(stages) == 1 else None
-    if passes == 2 and only and in_network and only.level.reduces and ranks > 2:
+    yield from _paths("ring", steps, kept, c, family)
+    if kind == "all_reduce":
+        yield from _sums(asked, stages, kept, c, family)
+
+
+def _sums(
+    asked: Asked, stages: list[Stage], kept: float, c: Constants, family: Family
+) -> Iterator[Way]:
+    """What only an all-reduce can do: trees, switches that add, one shot."""
+    nbytes, ranks, host = asked.nbytes, asked.ranks, asked.system.host
+    if ranks > host and not any(s.level.direct for s in stages):
+        yield from _paths("tree", _tree(nbytes, stages, host, c), kept, c, family)
+    if len(stages) > 1 or stages[0].outer:
+        return
+    level = stages[0].level
+    if asked.in_network and level.reduces and ranks > 2:
         # Every rank offers the whole tensor to the switch and multicasts its part of the sum.
-        u = nbytes * (1 + 1 / ranks) / (c.reduce_efficiency * only.level.usable(ranks))
-        yield Way("in-network", only.level.name, family.start + c.reduce_setup, 0, _ramped(u, c))
-    if passes == 2 and only and software == "engine" and not only.outer:
-        rate = c.one_shot_efficiency * only.level.usable(ranks)
+        u = nbytes * (1 + 1 / ranks) / (c.reduce_efficiency * level.usable(ranks))
+        yield Way("in-network", level.name, family.start + c.reduce_setup, 0, _ramped(u, c))
+    if asked.software == "engine":
+        links = nbytes * (ranks - 1) / (c.one_shot_efficiency * level.usable(ranks))
         hops = c.one_shot_hop * (ranks - 1)
-        links = nbytes * (ranks - 1) / rate
-        yield Way("one-shot", only.level.name, family.one_shot, hops, links)
+        yield Way("one-shot", level.name, family.one_shot, hops, links)
 
 
 def _exchange(
     nbytes: float, ranks: int, stages: list[Stage], c: Constants, family: Family
 ) -> Iterator[Way]:
     """Every rank sends to every other at once; `nbytes` / ranks to each."""
-    seconds = {}
-    for s in stages:
-        away = nbytes * (s.count - 1) * s.below / ranks
-        seconds[s] = away / (_efficiency(s, c) * s.level.exchange(s.count))
-    slowest = max(stages, key=seconds.__getitem__)
-    kept = nbytes / ranks * c.stage / (c.efficiency * stages[0].level.exchange(stages[0].count))
+    raw = {s: nbytes * (s.count - 1) * s.below / ranks / s.level.exchange(s.count) for s in stages}
+    slowest = max(stages, key=lambda s: raw[s] / _efficiency(s, c))
+    name, inner = slowest.level.name, stages[0]
     start = family.start * c.exchange_start
-    hops = c.exchange_hop * ranks if len(stages) == 1 else _hop(slowest, c, family)
-    flagged = max(seconds[s] * _efficiency(s, c) for s in stages) / c.flagged
-    name = slowest.level.name
-    yield Way("flagged exchange", name, start, hops, flagged)
-    links = _ramped(seconds[slowest] + kept, c)
+    hops = _hop(slowest, c, family) if slowest.outer else c.exchange_hop * ranks
+    yield Way("flagged exchange", name, start, hops, max(raw.values()) / c.flagged)
+    kept = nbytes / ranks * c.stage / (_efficiency(inner, c) * inner.level.exchange(inner.count))
+    links = _filled(slowest, raw[slowest] / _efficiency(slowest, c) + kept, c)
     yield Way("exchange", name, start + c.exchange_setup, hops, links)
 
 
@@ -211,9 +235,14 @@ def _paths(
     name = slowest.level.name
     yield Way(f"flagged {algorithm}", name, family.start, hops, max(raw.values()) / c.flagged)
     inner = steps[0][0]
-    copied = kept / (c.efficiency * inner.level.usable(inner.count))
-    u = raw[slowest] / _efficiency(slowest, c) + copied
-    yield Way(algorithm, name, family.start, hops, _ramped(u, c))
+    copied = kept / (_efficiency(inner, c) * inner.level.usable(inner.count))
+    links = _filled(slowest, raw[slowest] / _efficiency(slowest, c) + copied, c)
+    yield Way(algorithm, name, family.start, hops, links)
+
+
+def _filled(slowest: Stage, seconds: float, c: Constants) -> float:
+    """Adapters are slow enough that nothing has to fill first."""
+    return seconds if slowest.outer else _ramped(seconds, c)
 
 
 def _ramped(seconds: float, c: Constants) -> float:

@@ -26,19 +26,20 @@ class Family(Spec):
     points: Annotated[int, Field(ge=0)]
 
 
+class Spread(Spec):
+    """90 % interval: the measured time over the predicted one, its low and its high end."""
+
+    low: Positive
+    high: Positive
+
+
 class Network(Spec):
     """Between domains: seconds of a hop, and the share of the adapters' rate that is reached."""
 
     hop: Positive
     efficiency: Positive
     note: str
-
-
-class Spread(Spec):
-    """90 % interval: the measured time over the predicted one, its low and its high end."""
-
-    low: Positive
-    high: Positive
+    spread: Spread
 
 
 class Constants(Spec):
@@ -62,17 +63,16 @@ class Constants(Spec):
     transferred: Spread
     points: Text
 
-    def family(self, name: str | None) -> tuple[Family, bool]:
-        """Constants of a family and whether they were measured there; of an unknown one the
-        geometric mean of the known."""
+    def family(self, name: str | None) -> Family:
+        """Constants of a family of machines; of an unknown one the geometric mean of the known."""
         if name in self.families:
-            return self.families[name], True
+            return self.families[name]
         known = self.families.values()
         mean = {
             field: math.exp(sum(math.log(getattr(f, field)) for f in known) / len(known))
             for field in ("start", "hop", "one_shot")
         }
-        return Family(**mean, points=0), False
+        return Family(**mean, points=0)
 
 
 @cache
