@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from lowprec.errors import LowprecError
 from lowprec.perf.grouping import Group, kv_bytes, weight_bytes
 from lowprec.perf.hardware import Machine
-from lowprec.perf.parallel import Parallel, Share, share
+from lowprec.perf.parallel import Parallel
 from lowprec.perf.roofline import nbytes
+from lowprec.perf.sharding import Share, share
 from lowprec.spec import Attention, Embedding, Format, Matmul
 
 MOST_CHIPS = 1 << 12
@@ -26,7 +27,14 @@ class Need:
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.activations
+        return sum(size for _, size in self.parts())
+
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        return (
+            ("weights", self.weights),
+            ("KV cache", self.cache),
+            ("activations", self.activations),
+        )
 
 
 def need(part: Share, plan: Parallel, dtype: Format) -> Need:
@@ -67,10 +75,10 @@ def check(
         if fitting
         else (f"no plan of up to {MOST_CHIPS} chips fits")
     )
+    parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in found.parts())
     raise LowprecError(
-        f"machine {machine.name!r}: parallel {plan.spell()}: needs {_gb(found.total)} per chip "
-        f"(weights {_gb(found.weights)}, KV cache {_gb(found.cache)}, activations "
-        f"{_gb(found.activations)}) of {_gb(capacity)}: {_gb(found.total - capacity)} too much; "
+        f"machine {machine.name!r}: parallel {plan.spell()}: needs {gigabytes(found.total)} per "
+        f"chip ({parts}) of {gigabytes(capacity)}: {gigabytes(found.total - capacity)} too much; "
         f"{advice}"
     )
 
@@ -101,5 +109,5 @@ def _plans(machine: Machine, groups: Sequence[Group]) -> Iterator[Parallel]:
         chips *= 2
 
 
-def _gb(count: float) -> str:
+def gigabytes(count: float) -> str:
     return f"{count / 1e9:.3g} GB"

@@ -16,9 +16,10 @@ from lowprec.perf.grouping import Group, grouped, kv_bytes, weight_bytes
 from lowprec.perf.hardware import Machine
 from lowprec.perf.hardware import machine as load_machine
 from lowprec.perf.notes import notes
-from lowprec.perf.parallel import Exchange, Parallel, share
+from lowprec.perf.parallel import Parallel
 from lowprec.perf.price import Level, price
 from lowprec.perf.roofline import RESOURCES, Chips, Cost, Resource, Seconds, cost
+from lowprec.perf.sharding import Exchange, share
 from lowprec.perf.system import System, load_system
 from lowprec.perf.validation.point import Calibration
 from lowprec.spec import Format, Recipe, Spec, Workload, load_format, load_recipe
@@ -127,7 +128,7 @@ def estimate(
         if parallel is not None or level != "bound":
             check(held, machine, plan, groups, workload.batch, dtype)
         chip_bytes = held.total
-        pricing = Pricing(machine, dtype, level, plan, _system(system, machine))
+        pricing = Pricing(machine, dtype, level, plan, find_system(system, machine))
         terms = pricing.terms(part.groups, part.exchanges)
     seconds = sum(term.seconds for term in terms)
     parts = [term.resources.parts() for term in terms]
@@ -157,7 +158,7 @@ def estimate(
     )
 
 
-def _system(system: System | str | Path | None, machine: Machine) -> System:
+def find_system(system: System | str | Path | None, machine: Machine) -> System:
     if system is None:
         return System.of(machine)
     return system if isinstance(system, System) else load_system(system)

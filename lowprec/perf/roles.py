@@ -55,10 +55,11 @@ def kv_split(groups: Iterable[Group], tp: int) -> dict[str, int]:
 
 
 def inside_sharded(groups: Iterable[Group]) -> frozenset[str]:
-    """Modules whose own operations work on split tensors: those with a split matmul in them."""
+    """Modules whose own operations work on split tensors: those with a split matmul in them. A
+    layer, whose name is a number, is none: the residual stream is whole."""
     split = (
         g.op.path.rpartition(".")[0]
         for g in groups
         if isinstance(g.op, Matmul) and g.op.weight and role(g.op.path) in (Role.COLUMN, Role.ROW)
     )
-    return frozenset(filter(None, split))
+    return frozenset(m for m in split if m and not m.rpartition(".")[2].isdecimal())
