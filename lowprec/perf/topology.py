@@ -22,8 +22,8 @@ class Level(Spec):
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=40)]
-    size: Annotated[int, Field(ge=2)] | None
     topology: Literal["switch", "mesh", "torus", "fat_tree"]
+    size: Annotated[int, Field(ge=2)] | None = None
     dimensions: tuple[Annotated[int, Field(ge=1)], ...] = ()
     bandwidth: Quantity
     latency: Quantity | None = None
