@@ -62,11 +62,16 @@ class Datapath(Spec):
 
 @dataclass(frozen=True)
 class Choice:
-    """The datapath that runs a product; if not native, what is converted and why."""
+    """The datapath that runs a product; if not native, what is converted and why.
+
+    promoted: elements of K after which the vector units scale the unit's sum and add it to their
+    own, because the unit does not apply such scales itself; 0 if it does, or there are none.
+    """
 
     datapath: Datapath
     native: bool
     reason: str
+    promoted: int = 0
 
 
 def choose(
@@ -84,6 +89,15 @@ def choose(
         return Choice(
             best, True, f"{best.name} multiplies {a.name} by {b.name}{_shift(best, a, b)}"
         )
+    if size := _promotion(a, b):
+        takers = [path for path in datapaths if path.takes(a) and path.takes(b)]
+        if takers:
+            best = max(takers, key=lambda path: path.rate.value)
+            reason = (
+                f"{best.name} multiplies {a.name} by {b.name}{_shift(best, a, b)}, and the vector "
+                f"units scale its sums every {size} elements"
+            )
+            return Choice(best, True, reason, size)
     why = _refusal(datapaths, a, b)
     wide = [path for path in datapaths if path.multiplies(dtype, dtype)]
     if not wide:
@@ -97,6 +111,21 @@ def choose(
         dict.fromkeys(operand.name for operand in (a, b) if not same_encoding(operand, dtype))
     )
     return Choice(best, False, f"{why}: {converted} converted to {dtype.name} for {best.name}")
+
+
+# Kernels scale a unit's sums on the vector units where a block is this long along K or longer
+# (DeepSeek-V3, arXiv 2412.19437 section 3.3.2: every 128 elements of FP8 on Hopper); for shorter
+# ones there would be a vector operation for every few products.
+LEAST_PROMOTION = 128
+
+
+def _promotion(a: Operand, b: Operand) -> int:
+    """How many elements of K share all their scales; 0 if too few do."""
+    needed = [need for need in map(_block_scale, (a, b)) if need]
+    if any(scale == ("two levels",) for scale, _ in needed):
+        return 0
+    size = min((size for _, size in needed), default=0)
+    return size if size >= LEAST_PROMOTION else 0
 
 
 def _shift(path: Datapath, *operands: Operand) -> str:

@@ -157,7 +157,7 @@ def test_too_large_for_one_chip_is_split_and_says_so() -> None:
         ("b200", "int4/amax:channel", "bf16", False),
         ("b300", "int8/amax:channel", "int8", True),
         ("mi300x", "float8_e4m3fn/amax:tensor", "fp8", True),
-        ("mi300x", "float8_e4m3fn_g128/amax", "bf16", False),
+        ("mi300x", "float8_e4m3fn_g128/amax", "fp8", True),  # scaled on the vector units
         ("mi300x", "mxfp8_e4m3/floor", "bf16", False),
         ("mi300x", "int8/amax:channel", "int8", True),
         ("mi355x", "float8_e4m3fn/amax:tensor", "f8f6f4_scaled", True),
