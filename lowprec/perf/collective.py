@@ -199,14 +199,14 @@ def _exchange(
 ) -> Iterator[Way]:
     """Every rank sends to every other at once; `nbytes` / ranks to each."""
     raw = {s: nbytes * (s.count - 1) * s.below / ranks / s.level.exchange(s.count) for s in stages}
-    slowest = max(stages, key=lambda s: raw[s] / _efficiency(s, c))
-    name, inner = slowest.level.name, stages[0]
+    inner = stages[0]
+    kept = nbytes / ranks * c.stage / inner.level.exchange(inner.count)
+    slowest, links = _slowest(raw, kept, c)
     start = family.start * c.exchange_start
-    hops = _hop(slowest, c, family) if slowest.outer else c.exchange_hop * ranks
-    yield Way("flagged exchange", name, start, hops, max(raw.values()) / c.flagged)
-    kept = nbytes / ranks * c.stage / (_efficiency(inner, c) * inner.level.exchange(inner.count))
-    links = _filled(slowest, raw[slowest] / _efficiency(slowest, c) + kept, c)
-    yield Way("exchange", name, start + c.exchange_setup, hops, links)
+    inside = 0 if inner.outer else inner.count
+    hops = c.exchange_hop * inside + sum(_hop(s, c, family) for s in stages if s.outer)
+    yield Way("flagged exchange", *_flagged(raw, start, hops, c))
+    yield Way("exchange", slowest.level.name, start + c.exchange_setup, hops, links)
 
 
 def _tree(
@@ -231,18 +231,31 @@ def _paths(
     """The algorithm with (stage, hops, bytes) per level, by either protocol."""
     hops = sum(n * _hop(s, c, family) for s, n, _ in steps)
     raw = {s: moved / s.level.usable(s.count) for s, _, moved in steps}
-    slowest = max(raw, key=lambda s: raw[s] / _efficiency(s, c))
-    name = slowest.level.name
-    yield Way(f"flagged {algorithm}", name, family.start, hops, max(raw.values()) / c.flagged)
     inner = steps[0][0]
-    copied = kept / (_efficiency(inner, c) * inner.level.usable(inner.count))
-    links = _filled(slowest, raw[slowest] / _efficiency(slowest, c) + copied, c)
-    yield Way(algorithm, name, family.start, hops, links)
+    slowest, links = _slowest(raw, kept / inner.level.usable(inner.count), c)
+    yield Way(f"flagged {algorithm}", *_flagged(raw, family.start, hops, c))
+    yield Way(algorithm, slowest.level.name, family.start, hops, links)
 
 
-def _filled(slowest: Stage, seconds: float, c: Constants) -> float:
-    """Adapters are slow enough that nothing has to fill first."""
-    return seconds if slowest.outer else _ramped(seconds, c)
+def _flagged(
+    raw: dict[Stage, float], start: float, hops: float, c: Constants
+) -> tuple[str, float, float, float]:
+    """The level that messages with flags take longest on, and the terms."""
+    slowest = max(raw, key=raw.__getitem__)
+    return slowest.level.name, start, hops, raw[slowest] / c.flagged
+
+
+def _slowest(raw: dict[Stage, float], kept: float, c: Constants) -> tuple[Stage, float]:
+    """The stage that long messages take longest on, and how long: `raw` seconds at its full rate,
+    and of the first stage the copying of what is kept. Adapters are slow enough that nothing has
+    to fill first."""
+    inner = next(iter(raw))
+    seconds = {}
+    for s, at_full_rate in raw.items():
+        u = (at_full_rate + (kept if s is inner else 0)) / _efficiency(s, c)
+        seconds[s] = u if s.outer else _ramped(u, c)
+    slowest = max(seconds, key=seconds.__getitem__)
+    return slowest, seconds[slowest]
 
 
 def _ramped(seconds: float, c: Constants) -> float:
