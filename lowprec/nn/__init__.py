@@ -4,7 +4,7 @@ from lowprec.nn.attention.hf_cache import KVCache
 from lowprec.nn.calibration.calibrate import Calibration, calibrate
 from lowprec.nn.coverage import Coverage, Entry, coverage
 from lowprec.nn.emulation import Emulated
-from lowprec.nn.hf import trace
+from lowprec.nn.hf_trace import trace
 from lowprec.nn.modules import *  # noqa: F403
 from lowprec.nn.modules import __all__ as _modules
 from lowprec.nn.operations import conv as _conv  # noqa: F401 - these register their handlers

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
 from lowprec import LowprecError, trace, unwrap, wrap
-from lowprec.nn.hf import record
+from lowprec.nn.hf_trace import record
 from lowprec.spec import Attention, Embedding, Matmul, Vector, Workload
 from lowprec.spec.load import data_dir
 from tests.nn.conftest import CONFIGS
@@ -104,7 +104,9 @@ def test_llama_70b_decode_by_hand(llama_70b):
     )
     assert sum(op.kv_elements for op in attention) == 2 * batch * 80 * 8 * 128 * (context + 1)
     assert of(work, Embedding) == [
-        Embedding(kind="embedding", path="model.embed_tokens", rows=batch, width=HIDDEN)
+        Embedding(
+            kind="embedding", path="model.embed_tokens", rows=batch, width=HIDDEN, table=VOCAB
+        )
     ]
 
 
@@ -222,16 +224,19 @@ def test_two_traces_are_equal_and_survive_json():
     assert Workload.model_validate_json(json.dumps(first.to_json())) == first
 
 
-def test_a_sliding_window_bounds_decode_and_is_refused_for_longer_prefill():
+def test_a_sliding_window_bounds_what_a_query_sees():
     config = MistralConfig(**LlamaConfig().to_diff_dict() | {
         "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "vocab_size": 96,
         "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 32,
     })  # fmt: skip
-    assert of(trace(config, tokens=1, context=100), Attention)[0].keys == 32
-    assert of(trace(config, tokens=1, context=20), Attention)[0].keys == 21
-    assert of(trace(config, tokens=32), Attention)[0].keys == 32
-    with pytest.raises(LowprecError, match="sliding window of 32"):
-        trace(config, tokens=33)
+    work = trace(config, tokens=1, context=100)
+    sizes = {(1, 100): (32, 32), (1, 20): (21, 21), (32, 0): (32, 528), (40, 0): (40, 784),
+             (3, 100): (34, 96), (3, 30): (33, 31 + 32 + 32)}  # fmt: skip
+    for (tokens, context), expected in sizes.items():
+        (op,) = of(work.at(tokens=tokens, context=context), Attention)
+        assert (op.keys, op.pairs) == expected
+        visible = [min(32, context + i + 1) for i in range(tokens)]
+        assert op.pairs == sum(visible)
 
 
 @pytest.mark.parametrize(

@@ -45,16 +45,27 @@ class Recorder(TorchDispatchMode):
         self._events: list[Matmul | Attention | Embedding | Kernel] = []
         self._fuser = Fuser()
         self._running = Running(model)
-        self._parameters = {
-            key(parameter): (path, parameter)
-            for path, parameter in model.named_parameters(remove_duplicate=False)
-        }
+        self._parameters: dict[int, tuple[str, Tensor]] = {}
+        self._first_name: dict[int, str] = {}  # of parameters that have several
+        for path, parameter in model.named_parameters(remove_duplicate=False):
+            if key(parameter) in self._parameters:
+                self._first_name.setdefault(key(parameter), self._parameters[key(parameter)][0])
+            self._parameters[key(parameter)] = path, parameter
 
     @property
     def ops(self) -> tuple[Matmul | Attention | Embedding | Vector, ...]:
         """What was recorded, in order; a fused kernel stands where its first operation did."""
         found = (self._fuser.finish(e) if isinstance(e, Kernel) else e for e in self._events)
         return tuple(op for op in found if op is not None)
+
+    @property
+    def path(self) -> str:
+        """Path of the running module."""
+        return self._running.path
+
+    def use(self, tensor: Tensor) -> None:
+        """Something outside the recorded operations reads `tensor`."""
+        self._fuser.use([tensor])
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -80,8 +91,13 @@ class Recorder(TorchDispatchMode):
             a, b = (args[i] for i in MATMULS[packet])
             self._event(self._matmul(a, b, grouped=packet is aten._grouped_mm), inputs, outputs)
         elif packet is aten.embedding:
-            rows, width = args[1].numel(), args[0].shape[-1]
-            op = Embedding(kind="embedding", path=self._running.path, rows=rows, width=width)
+            op = Embedding(
+                kind="embedding",
+                path=self._running.path,
+                rows=args[1].numel(),
+                width=args[0].shape[-1],
+                table=args[0].shape[0],
+            )
             self._event(op, args[1:2], outputs)
         elif func.namespace not in ("aten", "prim") or MULTIPLIES.search(name):
             raise LowprecError(
@@ -91,6 +107,8 @@ class Recorder(TorchDispatchMode):
             pass  # reads no tensor's values
         elif not func._schema.is_mutable and _only_views(inputs, outputs):
             pass
+        elif packet is aten.clone:
+            self._fuser.relaid(inputs[0], outputs[0])
         elif packet is aten._to_copy and key(inputs[0]) in self._parameters:
             # A parameter in another type is still that parameter.
             self._parameters[key(outputs[0])] = self._parameters[key(inputs[0])]
@@ -104,10 +122,38 @@ class Recorder(TorchDispatchMode):
         if kernel is not None:
             self._events.append(kernel)
 
-    def attention(self, query: Tensor, keys: Tensor, values: Tensor, causal: bool) -> Tensor:
+    def scan(
+        self, name: str, inputs: list[Tensor], outputs: list[Tensor], flops: int, state: int
+    ) -> None:
+        """Record a recurrence of the running module, or a depthwise convolution, as a kernel of its
+        own. state: elements of the state that it starts from and leaves, where they are no
+        tensors; `inputs` and `outputs` are the other ones."""
+        op = Vector(
+            kind="vector",
+            path=self._running.path,
+            name=name,
+            read=sum(t.numel() for t in inputs) + state,
+            written=sum(t.numel() for t in outputs) + state,
+            flops=flops,
+            state=state,
+        )
+        self._event(op, inputs, outputs)
+
+    def product(self, path: str, rows: int, n: int, k: int, heads: int) -> None:
+        """Record `rows` rows, for each of `heads` heads, times that head's own part of the weight
+        at `path`."""
+        op = Matmul(
+            kind="matmul", path=path, m=rows * heads, n=n, k=k, experts=heads, top_k=heads
+        )  # fmt: skip
+        self._events.append(op)
+
+    def attention(
+        self, query: Tensor, keys: Tensor, values: Tensor, causal: bool, **more: Any
+    ) -> Tensor:
         """Record scaled dot products of (batch, heads, tokens, head_dim) tensors.
 
-        Returns an output of the shape (batch, tokens, heads, value_dim).
+        more: further fields of `Attention`. Returns an output of the shape (batch, tokens, heads,
+        value_dim).
         """
         batch, heads, queries, head_dim = query.shape
         op = Attention(
@@ -121,6 +167,7 @@ class Recorder(TorchDispatchMode):
             head_dim=head_dim,
             value_dim=values.shape[-1],
             causal=causal,
+            **more,
         )
         out = query.new_empty((batch, queries, heads, values.shape[-1]))
         self._event(op, [query, keys, values], [out])
@@ -146,15 +193,19 @@ class Recorder(TorchDispatchMode):
         if path is None and (path := self._parameter_path(a)) is not None:
             a, b = b.mT, a.mT
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
-        shape: dict[str, int] = {"m": m, "n": n, "k": k}
+        shape: dict[str, Any] = {"m": m, "n": n, "k": k}
         if grouped:
             shape |= {"experts": b.shape[0], "top_k": max(1, m // self._new_tokens)}
         elif path is not None and b.dim() == 3:  # every expert for all rows
             shape |= {"m": a.shape[0] * m, "experts": b.shape[0], "top_k": b.shape[0]}
         elif b.dim() == 3:
             shape["batch"] = b.shape[0]
-        weight = path is not None
-        return Matmul(kind="matmul", path=path or self._running.path, weight=weight, **shape)
+        if path is None:
+            return Matmul(kind="matmul", path=self._running.path, weight=False, **shape)
+        parameter = b if key(b) in self._parameters else a
+        first = self._first_name.get(key(parameter), path).removesuffix(".weight")
+        tied = {"tied_to": first} if first != path else {}
+        return Matmul(kind="matmul", path=path, **tied, **shape)
 
     def _parameter_path(self, tensor: Tensor) -> str | None:
         """Path of the parameter that `tensor` is a view of, without a final ``.weight``.
