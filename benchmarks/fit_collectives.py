@@ -72,12 +72,15 @@ def fit(rows: list[Point], robust: float = 0.05) -> Constants:
     seen = {family(p) for p in rows}
     names = [("", k) for k in SHARED] + [(f, k) for f in seen for k in OWN]
     start = [math.log(getattr(c.families[f] if f else c, k)) for f, k in names]
+    # No share of a rate is more than all of it.
+    most = [0.0 if "efficiency" in k else np.inf for _, k in names]
     found = least_squares(
         lambda x: residuals(rows, with_values(x, names)),
         start,
+        bounds=(-np.inf, most),
         loss="soft_l1",
         f_scale=robust,
-        max_nfev=25,
+        max_nfev=20,
     )
     return with_values(found.x, names)
 

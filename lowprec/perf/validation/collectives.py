@@ -14,6 +14,7 @@ Which bytes a row means was found by physics, since sources count differently:
 from __future__ import annotations
 
 import re
+from functools import cache
 
 from lowprec.errors import LowprecError
 from lowprec.perf.collective import Kind, Software, collective, reached
@@ -54,7 +55,7 @@ def predict(point: Point) -> Prediction | None:
             "does not say whether this one was"
         )
     ranks = _ranks(point)
-    system = System.of(machine(point.hw))
+    system = _system(point.hw)
     engine: Software = "engine" if "custom" in point.what else "library"
     nbytes = _nbytes(point)
     # NVLink's switches add no int8.
@@ -69,6 +70,11 @@ def predict(point: Point) -> Prediction | None:
     else:
         raise LowprecError(f"unit: expected us, ms, s or GB/s, got {point.unit!r}")
     return Prediction(value, low, high, point.unit, found.calibration)
+
+
+@cache
+def _system(name: str) -> System:
+    return System.of(machine(name))
 
 
 def _bus(kind: Kind, ranks: int) -> float:
@@ -98,7 +104,7 @@ def _nbytes(point: Point) -> float:
 
 
 def _deepep(point: Point) -> Prediction:
-    ranks, system = _ranks(point), System.of(machine(point.hw))
+    ranks, system = _ranks(point), _system(point.hw)
     if "bandwidth" in point.what and point.unit == "GB/s":
         # Bytes of long messages over time, at the level that is the bottleneck.
         rate, low, high = (rate / 1e9 for rate in reached(ranks, system))
