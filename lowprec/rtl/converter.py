@@ -14,7 +14,7 @@ from lowprec.exact.values import code_of
 from lowprec.rtl.part import Built, Library, Part, Ports
 from lowprec.rtl.project import projected
 from lowprec.rtl.real import Real, named, quotient, rounded, unpacked
-from lowprec.rtl.scaler import ONE, SCALED, Scaler, is_power_of_two, row
+from lowprec.rtl.scaler import ONE, SCALED, Scaler, is_power_of_two, precision_of, row
 from lowprec.spec import load_format
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import FloatFormat, Format, floor_log2
@@ -78,7 +78,7 @@ class Lane(Part):
             exp, sig = named(m, x.exp - i.scale_exp, "y_exp"), x.sig
         else:
             scale = Real(C(0, 1), i.scale_exp, i.scale_sig, C(0, 1), C(0, 1), C(0, 1))
-            exp, sig = rounded(m, quotient(m, x, scale, "y"), "y")
+            exp, sig = rounded(m, quotient(m, x, scale, "y", precision_of(fmt)), "y")
         gone = (exp < -150) | (exp == -150) & (sig == ONE)
         zero = named(m, (x.zero | gone | i.scale_zero) & ~x.inf, "y_zero")
         nan = x.nan | x.inf & i.scale_zero

@@ -68,47 +68,81 @@ class Netlist:
         return found
 
 
-def read_blif(text: str) -> Netlist:
-    """A flat netlist as yosys's `write_blif` gives it, of the library's cells."""
-    numbers: dict[str, int] = {"$false": 0, "$true": 1}
+@dataclass(frozen=True)
+class Model:
+    """One module of a BLIF file: its ports, and its statements, one list of words each."""
 
-    def wire(name: str) -> int:
-        return numbers.setdefault(name, len(numbers))
+    inputs: list[str]
+    outputs: list[str]
+    statements: list[list[str]]
 
-    ports: dict[str, list[str]] = {".inputs": [], ".outputs": []}
-    gates: list[Gate] = []
-    aliases: dict[int, int] = {}
-    for words in _lines(text):
-        match words[0]:
-            case ".inputs" | ".outputs":
-                ports[words[0]] += words[1:]
-            case ".subckt":
-                pins = dict(pin.split("=", 1) for pin in words[2:])
-                out = pins.pop("Q", None) or pins.pop("Y")
-                pins.pop("C" if words[1] == "DFF" else "", None)
-                inputs = tuple(wire(pins[pin]) for pin in sorted(pins))
-                gates.append(Gate(words[1], inputs, wire(out)))
-            case ".names" if len(words) == 3:
-                aliases[wire(words[2])] = wire(words[1])
-            case ".names":
-                wire(words[1])  # a constant
-    gates = [_resolved(gate, aliases) for gate in gates]
-    drivers = {wire(name) for name in ports[".inputs"]}
-    order = tuple(_ordered([g for g in gates if g.cell != "DFF"]))
+
+def read_blif(text: str, top: str) -> Netlist:
+    """The module `top` of what yosys's `write_blif` gives, of the library's cells, flattened."""
+    models = _models(text)
+    flat = _Flat(models)
+    ports = {name: flat.wire() for name in (*models[top].inputs, *models[top].outputs)}
+    flat.place(top, ports)
+    gates = [_resolved(gate, flat.aliases) for gate in flat.gates]
     return Netlist(
-        wires=len(numbers),
-        inputs=_buses(ports[".inputs"], numbers, {}),
-        outputs=_buses(ports[".outputs"], numbers, aliases),
-        gates=order,
-        flip_flops=tuple(g for g in gates if g.cell == "DFF" and g.output not in drivers),
+        wires=flat.wires,
+        inputs=_buses(models[top].inputs, ports, {}),
+        outputs=_buses(models[top].outputs, ports, flat.aliases),
+        gates=tuple(_ordered([gate for gate in gates if gate.cell != "DFF"])),
+        flip_flops=tuple(gate for gate in gates if gate.cell == "DFF"),
     )
 
 
-def _lines(text: str) -> Iterator[list[str]]:
+def _models(text: str) -> dict[str, Model]:
+    found: dict[str, Model] = {}
     for line in text.replace("\\\n", " ").splitlines():
         words = line.split()
-        if words and words[0].startswith("."):
-            yield words
+        match words[:1]:
+            case [".model"]:
+                model = found[words[1]] = Model([], [], [])
+            case [".inputs"]:
+                model.inputs.extend(words[1:])
+            case [".outputs"]:
+                model.outputs.extend(words[1:])
+            case [".subckt"] | [".names"]:
+                model.statements.append(words)
+    return found
+
+
+class _Flat:
+    """The gates of placed modules, their wires numbered; 0 and 1 are the constants."""
+
+    def __init__(self, models: Mapping[str, Model]) -> None:
+        self.models, self.wires = models, 2
+        self.gates: list[Gate] = []
+        self.aliases: dict[int, int] = {}
+
+    def wire(self) -> int:
+        self.wires += 1
+        return self.wires - 1
+
+    def place(self, module: str, ports: Mapping[str, int]) -> None:
+        """One copy of a module; ports: the wires that those of its own names are."""
+        numbers = {"$false": 0, "$true": 1, "$undef": 0, **ports}
+
+        def wire(name: str) -> int:
+            found = numbers.get(name)
+            if found is None:
+                found = numbers[name] = self.wire()
+            return found
+
+        for words in self.models[module].statements:
+            if words[0] == ".names":
+                if len(words) == 3:
+                    self.aliases[wire(words[2])] = wire(words[1])
+                continue
+            pins = {pin: wire(net) for pin, net in (word.split("=", 1) for word in words[2:])}
+            if words[1] in self.models:
+                self.place(words[1], pins)
+            else:
+                out = pins.pop("Q") if words[1] == "DFF" else pins.pop("Y")
+                inputs = (pins["D"],) if words[1] == "DFF" else tuple(pins[p] for p in sorted(pins))
+                self.gates.append(Gate(words[1], inputs, out))
 
 
 def _source(wire: int, aliases: Mapping[int, int]) -> int:

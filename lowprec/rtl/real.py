@@ -87,14 +87,17 @@ class Long:
     sig: Value
 
 
-def quotient(m: Module, x: Real, y: Real, name: str) -> Long:
-    """x / y of significands in [1, 2), by restoring division: a row per bit."""
-    rest = named(m, x.sig, f"{name}_rest", PRECISION + 1)
+def quotient(m: Module, x: Real, y: Real, name: str, precision: int = PRECISION) -> Long:
+    """x / y of significands in [1, 2), by restoring division: a row per bit, as wide as y's
+    `precision`."""
+    divisor, spare = y.sig[PRECISION - precision :], PRECISION - precision
+    rest = named(m, x.sig[spare:], f"{name}_rest", precision + 1)
     bits = []
     for row in range(PRECISION + 2):
-        fits = named(m, rest >= y.sig, f"{name}_q{row}")
-        left = named(m, Mux(fits, rest - y.sig, rest), f"{name}_left{row}", PRECISION)
-        rest = named(m, left << 1, f"{name}_rest{row}", PRECISION + 1)
+        fits = named(m, rest >= divisor, f"{name}_q{row}")
+        left = named(m, Mux(fits, rest - divisor, rest), f"{name}_left{row}", precision)
+        following = x.sig[spare - 1 - row] if row < spare else C(0, 1)
+        rest = named(m, Cat(following, left), f"{name}_rest{row}", precision + 1)
         bits.append(fits)
     q, sticky = Cat(*reversed(bits)), rest.any()
     # Below 1 the first bit is 0, and the last one counts.

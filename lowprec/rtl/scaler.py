@@ -42,6 +42,14 @@ def is_power_of_two(fmt: BlockFormat) -> bool:
     return isinstance(fmt.scale, FloatFormat) and fmt.scale.precision == 1 and fmt.outer is None
 
 
+def precision_of(fmt: BlockFormat) -> int:
+    """Significant bits of S."""
+    scale = fmt.scale
+    if fmt.outer is None and isinstance(scale, FloatFormat):
+        return scale.precision
+    return scale.bits if fmt.outer is None and isinstance(scale, IntFormat) else PRECISION
+
+
 def row(fmt: BlockFormat) -> int | None:
     """Elements of a block that lies in one row, or None."""
     if isinstance(fmt.block, str) or math.prod(fmt.block[:-1]) != 1:

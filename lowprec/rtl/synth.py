@@ -84,7 +84,7 @@ def synthesise(verilog: str, top: str = "top") -> Synthesis:
 
 def mapped(verilog: str, top: str = "top") -> Netlist:
     """Its flat netlist, likewise."""
-    return read_blif(_cached(verilog, top)[1])
+    return read_blif(_cached(verilog, top)[1], top)
 
 
 def _cached(verilog: str, top: str) -> tuple[Synthesis, str]:
@@ -113,7 +113,7 @@ def _script(kept: list[str], top: str) -> str:
         f"read_verilog unit.v\nhierarchy -check -top {top}\n{keep}synth -flatten -top {top}\n"
         f"dfflibmap -liberty {lib}\nabc -liberty {lib}\nopt_clean\n"
         f"tee -o stat.txt stat\n"
-        f"setattr -mod -unset keep_hierarchy *\nflatten\nopt_clean\nwrite_blif unit.blif\n"
+        f"write_blif unit.blif\n"
     )
 
 
@@ -124,7 +124,7 @@ def _synthesise(verilog: str, top: str, name: str, work: Path) -> tuple[Synthesi
     kept = [module for module in modules if component_of(module) != "other"]
     yosys.run(_script(kept, top), work)
     blif = (work / "unit.blif").read_text()
-    netlist = read_blif(blif)
+    netlist = read_blif(blif, top)
     data: dict[str, Any] = {
         "digest_of_input": name,
         "yosys": yosys.version().strip(),
