@@ -16,6 +16,7 @@ import pytest
 from lowprec.errors import LowprecError
 from lowprec.perf import Machine, Quantity, list_machines, machine
 from lowprec.perf.hardware import machine_aliases
+from lowprec.perf.system import load_system
 from lowprec.spec import read_toml
 
 FILES = Path(machine.__code__.co_filename).parent / "machines"
@@ -417,6 +418,14 @@ def test_what_if() -> None:
 def test_bad_parameters(path: str, value: float, message: str) -> None:
     with pytest.raises(LowprecError, match=re.escape(message)):
         machine("b200").what_if(path, value)
+
+
+def test_the_documented_files(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "machines.md").read_text()
+    chip, half, pod = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert rate(machine(written(tmp_path, chip)), "float8_e5m2") == 1.979e15
+    assert machine(written(tmp_path, half, "half")).scale_up.bandwidth.value == 450e9
+    assert load_system(written(tmp_path, pod, "pod")).machine.name == "gb200"
 
 
 def test_neither_torch_nor_numpy() -> None:
