@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lowprec.errors import LowprecError
-from lowprec.perf.grouping import Group, kv_bytes, weight_bytes
+from lowprec.perf.grouping import Group, kv_bytes, table_bytes, weight_bytes
 from lowprec.perf.hardware import Machine
 from lowprec.perf.parallel import Parallel
 from lowprec.perf.roofline import nbytes
@@ -40,7 +40,8 @@ class Need:
 def need(part: Share, plan: Parallel, dtype: Format) -> Need:
     """What `part`, one chip's share under `plan`, has to hold; stages are taken as equal."""
     return Need(
-        weights=-(-weight_bytes(part.groups, dtype) // plan.pp),
+        weights=-(-weight_bytes(part.groups, dtype) // plan.pp)
+        + table_bytes(part.groups, dtype) // plan.tp,
         cache=-(-kv_bytes(part.groups, dtype) * plan.microbatches // plan.pp),
         activations=_activations(part.groups, dtype),
     )

@@ -19,7 +19,7 @@ from lowprec.perf.notes import notes
 from lowprec.perf.parallel import Parallel
 from lowprec.perf.price import Level, price
 from lowprec.perf.roofline import RESOURCES, Chips, Cost, Resource, Seconds, cost
-from lowprec.perf.sharding import Exchange, share
+from lowprec.perf.sharding import Exchange, Share, share
 from lowprec.perf.system import System, load_system
 from lowprec.perf.validation.point import Calibration
 from lowprec.spec import Format, Recipe, Spec, Workload, load_format, load_recipe
@@ -129,7 +129,7 @@ def estimate(
             check(held, machine, plan, groups, workload.batch, dtype)
         chip_bytes = held.total
         pricing = Pricing(machine, dtype, level, plan, find_system(system, machine))
-        terms = pricing.terms(part.groups, part.exchanges)
+        terms = pricing.terms(part)
     seconds = sum(term.seconds for term in terms)
     parts = [term.resources.parts() for term in terms]
     shares = {name: sum(part[name] for part in parts) / seconds for name in RESOURCES}
@@ -194,13 +194,14 @@ class Pricing:
     def _passes(self) -> float:
         return 1 + (self.plan.microbatches - 1) / self.plan.pp
 
-    def terms(self, groups: Sequence[Group], exchanges: Sequence[Exchange]) -> tuple[Term, ...]:
-        kernels = groups if self.level == "bound" else fused(groups)
+    def terms(self, part: Share) -> tuple[Term, ...]:
+        """The kernels and collectives of one chip's share."""
+        kernels = part.groups if self.level == "bound" else fused(part.groups)
         found = [
             _term(g, price(g.op, g.rule, self.machine, self.dtype, self.level), self._passes)
             for g in kernels
         ]
-        return tuple(found + [self._exchange(each) for each in exchanges])
+        return tuple(found + [self._exchange(each) for each in part.exchanges])
 
     def _exchange(self, each: Exchange) -> Term:
         one = collective(each.kind, each.nbytes, each.ranks, self.system, stride=each.stride)

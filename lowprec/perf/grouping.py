@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lowprec.errors import LowprecError
-from lowprec.perf.roofline import cache_bytes, nbytes, operands
-from lowprec.spec import Attention, Format, Matmul, Recipe, Rule, Workload
+from lowprec.perf.roofline import nbytes, operands, stored_bytes
+from lowprec.spec import Attention, Embedding, Format, Matmul, Recipe, Rule, Workload
 from lowprec.spec.workload import Op
 
 
@@ -49,35 +49,53 @@ def grouped(workload: Workload, recipe: Recipe) -> tuple[Group, ...]:
 
 def _groups(workload: Workload, recipe: Recipe) -> tuple[Group, ...]:
     _check_used(workload, recipe)
-    members: dict[tuple[Any, ...], list[Op]] = {}
-    rules: dict[tuple[Any, ...], Rule | None] = {}
     seen: set[tuple[str, int, int]] = set()
-    stored: dict[tuple[Any, ...], int] = {}
-    for op in workload.ops:
-        rule = rule_of(op, recipe, workload.phase)
-        shape = tuple(value for name, value in op.__dict__.items() if name != "path")
-        key = (_pattern(op.path), shape, id(rule))
-        members.setdefault(key, []).append(op)
-        rules[key] = rule
-        if isinstance(op, Matmul) and op.weight and (weight := (op.path, op.n, op.k)) not in seen:
-            seen.add(weight)
-            stored[key] = stored.get(key, 0) + 1
-    return tuple(
-        Group(
-            ops[0],
-            rules[key],
-            len(ops),
-            ops[0].path if len(ops) == 1 else key[0],
-            stored.get(key, 0),
-        )
-        for key, ops in members.items()
-    )
+    merged: dict[tuple[Any, ...], Group] = {}
+    for equal in workload.groups:
+        op = equal.op
+        for rule, paths in _by_rule(op, equal.paths, recipe, workload.phase):
+            stored = 0
+            if isinstance(op, Matmul) and op.weight:
+                fresh = {(op.tied_to or path, op.n, op.k) for path in paths} - seen
+                stored, seen = len(fresh), seen | fresh
+            pattern = _pattern(paths[0]) if len(paths) > 1 else paths[0]
+            key = (_pattern(paths[0]), _shape(op), id(rule))
+            if key in merged:
+                old = merged[key]
+                merged[key] = Group(
+                    old.op, rule, old.count + len(paths), key[0], old.stored + stored
+                )
+            else:
+                first = op if op.path == paths[0] else op.model_copy(update={"path": paths[0]})
+                merged[key] = Group(first, rule, len(paths), pattern, stored)
+    return tuple(merged.values())
+
+
+def _shape(op: Op) -> tuple[Any, ...]:
+    return tuple(value for name, value in op.__dict__.items() if name != "path")
+
+
+def _by_rule(
+    op: Op, paths: Sequence[str], recipe: Recipe, phase: str
+) -> list[tuple[Rule | None, tuple[str, ...]]]:
+    """`paths` by the rule that decides about `op` there."""
+    found: dict[int, tuple[Rule | None, list[str]]] = {}
+    for path in paths:
+        rule = rule_of(op, path, recipe, phase)
+        found.setdefault(id(rule), (rule, []))[1].append(path)
+    return [(rule, tuple(members)) for rule, members in found.values()]
 
 
 def _check_used(workload: Workload, recipe: Recipe) -> None:
-    paths = [op.path for op in workload.ops if isinstance(op, Matmul | Attention)]
-    modules = {p for path in paths for p in (path, path.rpartition(".")[0])}
-    for rule in recipe.unused(sorted(modules)):
+    paths = [
+        path
+        for group in workload.groups
+        if isinstance(group.op, Matmul | Attention)
+        for path in group.paths
+    ]
+    for rule in recipe.rules:
+        if any(rule.matches(p) or rule.matches(p.rpartition(".")[0]) for p in paths):
+            continue
         seen = f"such as {paths[0]!r}" if paths else "which has none"
         raise LowprecError(
             f"recipe {recipe.name!r}: rule {rule.match!r} matches no matmul of "
@@ -85,18 +103,18 @@ def _check_used(workload: Workload, recipe: Recipe) -> None:
         )
 
 
-def rule_of(op: Op, recipe: Recipe, phase: str) -> Rule | None:
-    """What `recipe` says of a matmul or an attention; an expert's weight has a name behind its
-    module's."""
+def rule_of(op: Op, path: str, recipe: Recipe, phase: str) -> Rule | None:
+    """What `recipe` says of a matmul or an attention at `path`; an expert's weight has a name
+    behind its module's."""
     match op:
         case Attention():
-            return recipe.rule_for(op.path, "attention", phase)
+            return recipe.rule_for(path, "attention", phase)
         case Matmul(weight=False):
-            return recipe.rule_for(op.path, "matmul", phase)
+            return recipe.rule_for(path, "matmul", phase)
         case Matmul(experts=1):
-            return recipe.rule_for(op.path, "linear", phase)
+            return recipe.rule_for(path, "linear", phase)
         case Matmul():
-            module, _, name = op.path.rpartition(".")
+            module, _, name = path.rpartition(".")
             return recipe.rule_for(module, "linear", phase, parameter=name)
     return None
 
@@ -116,10 +134,21 @@ def weight_bytes(groups: Iterable[Group], dtype: Format) -> int:
     return total
 
 
+def table_bytes(groups: Iterable[Group], dtype: Format) -> int:
+    """Embedding tables whose size is known and which no matmul is tied to."""
+    groups = tuple(groups)
+    tied = {group.op.tied_to for group in groups if isinstance(group.op, Matmul)}
+    return sum(
+        nbytes(dtype, (group.op.table, group.op.width))
+        for group in groups
+        if isinstance(group.op, Embedding) and not any(t and group.op.path in t for t in tied)
+    )
+
+
 def kv_bytes(groups: Iterable[Group], dtype: Format) -> int:
     """The KV cache that the attention reads, in the formats that the rules keep it in."""
     return sum(
-        group.count * cache_bytes(group.op, group.rule, dtype)
+        group.count * stored_bytes(group.op, group.rule, dtype)
         for group in groups
         if isinstance(group.op, Attention)
     )

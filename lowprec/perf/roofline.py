@@ -193,7 +193,16 @@ def cache_bytes(op: Attention, rule: Rule | None, dtype: Format) -> int:
     """Bytes of the keys and values that `op` reads."""
     key, value = cache_formats(rule, dtype)
     rows = op.batch * op.kv_heads * op.keys
-    return nbytes(key, (rows, op.head_dim)) + nbytes(value, (rows, op.value_dim))
+    values = 0 if op.value_in_key else nbytes(value, (rows, op.value_dim))
+    return nbytes(key, (rows, op.head_dim)) + values
+
+
+def stored_bytes(op: Attention, rule: Rule | None, dtype: Format) -> int:
+    """Bytes that the cache keeps of those positions: of latent attention the latent, in the format
+    of the keys."""
+    if op.cached is None:
+        return cache_bytes(op, rule, dtype)
+    return nbytes(cache_formats(rule, dtype)[0], (op.batch * op.keys, op.cached))
 
 
 def _attention(op: Attention, rule: Rule | None, chips: Chips, dtype: Format) -> Cost:

@@ -77,6 +77,8 @@ class _Split:
         match group.op:
             case Matmul(weight=False) as op:
                 return op.model_copy(update={"batch": _part(op.batch, self.others / self.plan.tp)})
+            case Matmul() as op if _per_head(op):
+                return self._heads(op)
             case Matmul() as op if op.experts > 1:
                 return self._expert(op)
             case Matmul() as op:
@@ -103,6 +105,11 @@ class _Split:
             case Role.ROW:
                 update["k"] = _part(op.k, 1 / self.plan.tp)
         return op.model_copy(update=update)
+
+    def _heads(self, op: Matmul) -> Matmul:
+        heads = _part(op.experts, 1 / self.plan.tp)
+        rows = self._rows(op.m // op.experts)
+        return op.model_copy(update={"m": rows * heads, "experts": heads, "top_k": heads})
 
     def _expert(self, op: Matmul) -> Matmul:
         """The busiest group's experts. Their expected number of distinct ones stays within 2 % of
@@ -152,6 +159,8 @@ class _Split:
         match group.op:
             case Embedding(rows=rows, width=width):
                 yield self._tensor("all_reduce", group, self._rows(rows) * width, plan.tp)
+            case Matmul() as op if _per_head(op):
+                return
             case Matmul(experts=experts) as op if experts > 1 and role(op.path) is Role.ROW:
                 yield from self._moe(group, op)
             case Matmul(weight=True) as op if role(op.path) is Role.ROW:
@@ -228,6 +237,11 @@ class _Split:
         size = nbytes(self.dtype, (self._rows(first.rows), first.width))
         apart = self.plan.stage_chips
         yield Exchange("send", "stages", size, 2, apart, self.plan.pp - 1)
+
+
+def _per_head(op: Matmul) -> bool:
+    """A weight per head that every row is multiplied by (of latent attention), and no experts."""
+    return op.experts > 1 and op.experts == op.top_k
 
 
 def _part(count: int, factor: float) -> int:

@@ -1,0 +1,61 @@
+"""What a serving library adds to the time of the kernels."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from lowprec.errors import unknown
+from lowprec.spec import Spec, read_toml
+from lowprec.spec.load import build
+
+_FILE = Path(__file__).parent / "backends.toml"
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class Backend(Spec):
+    """A serving library.
+
+    step: seconds that scheduling, launching and sampling add to every pass; sequence: and to every
+    sequence of it. layer: seconds per kernel-launch gap of a layer that the kernels' own times do
+    not hold. chunk: tokens of one pass at most, prompts included; mixed: whether prompts are
+    processed together with running sequences, or in passes of their own. interval: ratios of
+    measured over predicted time per output token that 90 % of the points lie between; source: the
+    points that the constants were fitted to.
+    """
+
+    name: str
+    step: Seconds
+    sequence: Seconds
+    layer: Seconds
+    scale: Annotated[float, Field(gt=0)]
+    chunk: Annotated[int, Field(ge=1)]
+    mixed: bool
+    interval: tuple[float, float]
+    source: Annotated[str, Field(min_length=10)]
+
+
+def backend(name: str | Backend) -> Backend:
+    """A backend by name. LowprecError names the nearest one."""
+    if isinstance(name, Backend):
+        return name
+    known = _all()
+    if name not in known:
+        raise unknown("backend", name, known)
+    return known[name]
+
+
+@cache
+def _all() -> dict[str, Backend]:
+    data = read_toml(_FILE)
+    return {
+        name: build(
+            Backend,
+            {"name": name} | fields | {"interval": tuple(fields["interval"])},
+            f"{_FILE}: {name}",
+        )
+        for name, fields in data.items()
+    }
