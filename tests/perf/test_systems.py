@@ -6,12 +6,15 @@ import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lowprec.errors import LowprecError
-from lowprec.perf import list_machines, machine
+from lowprec.perf import Machine, estimate, list_machines, machine
 from lowprec.perf.quantity import Quantity
 from lowprec.perf.system import System, list_systems, load_system
 from lowprec.perf.topology import Level
+from tests.perf.workloads import decoder
 
 
 @pytest.mark.parametrize("name", list_systems())
@@ -168,3 +171,28 @@ def test_unknown_names() -> None:
         LowprecError, match=r"unknown parameter 'levels\.rak\.bandwidth'; did you mean"
     ):
         load_system("gb200_nvl72").what_if("levels.rak.bandwidth", 1)
+
+
+def halved(chip: Machine) -> Machine:
+    """Half the rates and half the bandwidth of `chip`, and links that cost next to nothing."""
+    for path in chip.parameters():
+        if path.endswith(".rate") or path == "memory.bandwidth":
+            chip = chip.scaled(path, 0.5)
+        elif path.startswith("scale_up.bandwidth"):
+            chip = chip.what_if(path, 1e30)
+    return chip
+
+
+@settings(max_examples=20)
+@given(
+    st.sampled_from(["h100_sxm", "b200", "mi300x", "tpu_v6e"]),
+    st.sampled_from(["*: keep", "*: weight=mxfp4/rceil activation=mxfp8_e4m3/rceil"]),
+    st.sampled_from([1, 8, 256]),
+)
+def test_two_half_machines_are_never_better_than_one(name: str, recipe: str, batch: int) -> None:
+    whole, half = machine(name), halved(machine(name))
+    work = decoder(2, m=batch)
+    one = estimate(work, recipe, whole, parallel="tp=1")
+    two = estimate(work, recipe, half, parallel="tp=2")
+    assert two.chips == 2 * one.chips
+    assert two.seconds >= one.seconds * (1 - 1e-9)
