@@ -6,17 +6,34 @@ from typing import Literal
 
 from lowprec.perf.hardware import Machine
 from lowprec.perf.roofline import Chips, Cost, cost
-from lowprec.spec import Format, Rule
+from lowprec.spec import Attention, Format, Matmul, Rule
 from lowprec.spec.workload import Op
 
-Level = Literal["bound"]
+Level = Literal["bound", "kernel"]
 
 
 def price(op: Op, rule: Rule | None, machine: Machine, dtype: Format, level: Level) -> Cost:
     """Seconds of `op` on one `machine` under the recipe's `rule` (None: everything in `dtype`).
 
-    level: "bound" is the roofline at the datasheet's rates.
+    level: "bound" is the roofline at the datasheet's rates; "kernel" is what kernels take, from
+    constants fitted to measurements, with an interval.
     """
     match level:
         case "bound":
             return cost(op, rule, Chips(machine, 1), dtype)
+        case "kernel":
+            return _kernel(op, rule, machine, dtype)
+
+
+def _kernel(op: Op, rule: Rule | None, machine: Machine, dtype: Format) -> Cost:
+    from lowprec.perf.kernel.attention import attention
+    from lowprec.perf.kernel.matmul import matmul
+    from lowprec.perf.kernel.vector import vector
+
+    match op:
+        case Matmul():
+            return matmul(op, rule, machine, dtype)
+        case Attention():
+            return attention(op, rule, machine, dtype)
+        case _:
+            return vector(op, machine, dtype)

@@ -1,0 +1,74 @@
+"""The numbers of one machine that kernels need, as plain floats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lowprec.perf.hardware import Machine
+
+# Where a machine file says nothing: a clock in the middle of what datacentre chips run at, and as
+# many cores as keep each at the size below.
+CLOCK = 1.8e9
+# FLOP per clock of 16-bit products that one core of a GPU does; a larger core (a systolic array of
+# a TPU) is counted as several of the largest, since it takes larger tiles.
+REFERENCE_CORE = 4096.0
+LARGEST_CORE = 16384.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """bandwidth: bytes/s; clock: Hz; watts: 0 where unknown; vector: FP32 operations/s (an FMA is
+    one); width: FLOP per clock and core of 16-bit products over those of the reference core."""
+
+    name: str
+    vendor: str
+    family: str
+    bandwidth: float
+    cache: float
+    cores: int
+    clock: float
+    watts: float
+    vector: float
+    width: float
+
+
+_KNOWN: dict[int, tuple[Machine, Chip]] = {}
+
+
+def chip_of(machine: Machine) -> Chip:
+    """The chip of `machine`; found once per object, which is immutable."""
+    known = _KNOWN.get(id(machine))
+    if known is None or known[0] is not machine:
+        if len(_KNOWN) > 4096:
+            _KNOWN.clear()
+        known = _KNOWN[id(machine)] = (machine, _chip(machine))
+    return known[1]
+
+
+def _chip(machine: Machine) -> Chip:
+    clock = machine.clock.value if machine.clock else CLOCK
+    # The rate of 16-bit products, or half that of 8-bit ones: what a core's way in is made for.
+    rate = max(
+        p.rate.value * bits / 16
+        for p in machine.datapaths
+        for bits in (8, 16, 32)
+        if any(f.bits == bits for f in p.operands) and (bits < 32 or p is machine.vector)
+    )
+    cores = machine.cores.value if machine.cores else rate / clock / REFERENCE_CORE
+    whole = max(1, round(cores))
+    per_core = rate / clock / whole
+    if per_core > LARGEST_CORE:
+        whole = round(whole * per_core / LARGEST_CORE)
+    # A what-if of the same family keeps its base's constants.
+    return Chip(
+        name=machine.name,
+        vendor=machine.vendor,
+        family=machine.family or "",
+        bandwidth=machine.memory.bandwidth.value,
+        cache=machine.memory.cache.value if machine.memory.cache else 0.0,
+        cores=whole,
+        clock=clock,
+        watts=machine.power.value if machine.power else 0.0,
+        vector=machine.vector.rate.value / 2,
+        width=rate / clock / whole / REFERENCE_CORE,
+    )

@@ -1,0 +1,102 @@
+"""Validation files: CSV, or Parquet where pyarrow is there, in any of three layouts."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lowprec.errors import LowprecError
+from lowprec.perf.validation.point import Point
+
+_TEXT = ("id", "hw", "what", "shape", "format", "unit", "level", "conditions", "source",
+         "source_group", "note")  # fmt: skip
+_AIC = {"system", "gemm_dtype", "m", "n", "k"}
+_AITER = {"gfx", "cu_num", "fmt", "M", "N", "K"}
+
+
+def read_points(path: str | Path) -> Iterator[Point]:
+    """The points of a file in its order. Columns: those of `Point`; or system, stack, gemm_dtype,
+    m, n, k, latency_us (AIConfigurator); or gfx, cu_num, fmt, M, N, K, us (aiter).
+
+    LowprecError: no such file, or other columns.
+    """
+    path = Path(path)
+    rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
+    for number, row in enumerate(rows):
+        yield _point(row, number, path)
+
+
+def _csv(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            yield from csv.DictReader(file)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise LowprecError(f"{path}: {error}") from None
+
+
+def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
+    try:
+        import pyarrow.parquet as parquet  # type: ignore[import-untyped]
+    except ImportError:
+        raise LowprecError(f"{path}: reading Parquet takes pyarrow: pip install pyarrow") from None
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError) as error:
+        raise LowprecError(f"{path}: {error}") from None
+    for batch in table.to_batches():
+        yield from batch.to_pylist()
+
+
+def _point(row: Mapping[str, Any], number: int, path: Path) -> Point:
+    columns = set(row)
+    ident = _text(row.get("id")) or str(number)
+    if columns >= _AIC:
+        return Point(
+            id=ident,
+            hw=_text(row["system"]),
+            what="linear layer GEMM",
+            shape=f"M={row['m']} N={row['n']} K={row['k']}",
+            format=_text(row["gemm_dtype"]),
+            unit="us",
+            level="kernel",
+            value=_number(row.get("latency_us")),
+            conditions="CUDA graph; weights rotated to defeat L2; dynamic quantisation inside",
+            source=_text(row.get("stack")),
+            source_group=f"aic-gemm-{row['system']}",
+        )
+    if columns >= _AITER:
+        return Point(
+            id=ident,
+            hw=f"{row['gfx']}/{row['cu_num']}",
+            what="tuned GEMM (aiter)",
+            shape=f"M={row['M']} N={row['N']} K={row['K']}",
+            format=_text(row["fmt"]),
+            unit="us",
+            level="kernel",
+            value=_number(row.get("us")),
+            conditions="best of kernels; operands pre-quantised",
+            source_group=f"aiter-{row['gfx']}-{row['cu_num']}-{row['fmt']}",
+        )
+    if not columns >= {"hw", "what", "shape", "format", "unit"}:
+        raise LowprecError(
+            f"{path}: columns: expected id, hw, chips, level, what, shape, format, value, unit, "
+            f"conditions, source, source_group, note, got {', '.join(sorted(map(str, columns)))}"
+        )
+    text = {name: _text(row.get(name)) for name in _TEXT}
+    chips = _number(row.get("chips"))
+    return Point(**text | {"id": ident}, chips=chips or 1, value=_number(row.get("value")))
+
+
+def _text(value: Any) -> str:
+    text = "" if value is None else str(value).strip()
+    return "" if text.lower() == "nan" else text
+
+
+def _number(value: Any) -> float | None:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if number == number else None

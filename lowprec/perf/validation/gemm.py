@@ -1,0 +1,48 @@
+"""Rows of dense matmuls: linear layers of serving libraries, tuned GEMM tables, square GEMMs."""
+
+from __future__ import annotations
+
+import re
+
+from lowprec.perf.hardware import machine as load_machine
+from lowprec.perf.kernel.matmul import priced
+from lowprec.perf.kernel.plan import Plan, plan_of
+from lowprec.perf.roofline import Cost
+from lowprec.perf.validation.formats import operands_of, quantized_before
+from lowprec.perf.validation.point import Point, Prediction
+from lowprec.perf.validation.text import in_unit, need, sizes
+from lowprec.spec import Matmul
+
+_WORDS = re.compile(r"gemm|matmul|linear|bmm|mm\b|dense|projection", re.IGNORECASE)
+_OTHERS = re.compile(r"group|moe|attention|layer gemms|decode|collective|all[-_]", re.IGNORECASE)
+_NAMES = {"M": ("m", "tokens"), "N": ("n", "out", "out_features"), "K": ("k", "in", "in_features")}
+
+
+def predict(point: Point) -> Prediction | None:
+    """The point's value and interval; None if it is no dense matmul."""
+    found = measured(point)
+    if found is None:
+        return None
+    op, plan, quantized = found
+    return answer(point, priced(op, plan, quantized=quantized))
+
+
+def measured(point: Point) -> tuple[Matmul, Plan, bool] | None:
+    """The operation of the row, how the model runs it, and whether its activation was quantized
+    before the time began; None if it is no dense matmul."""
+    if not _WORDS.search(point.what) or _OTHERS.search(point.what):
+        return None
+    size = need(sizes(point.shape), _NAMES, point.shape)
+    machine = load_machine(point.hw)
+    formats = operands_of(point.format, machine)
+    before = quantized_before(point.conditions, point.note, point.format)
+    op = Matmul(kind="matmul", path="gemm", m=size["M"], n=size["N"], k=size["K"])
+    # A table of GEMMs speaks of the GEMM alone unless it says otherwise.
+    return op, plan_of(formats.x, formats.w, machine, formats.dtype), before is not False
+
+
+def answer(point: Point, cost: Cost) -> Prediction:
+    """`cost` in the unit of the point; a rate's ends are those of the time, swapped."""
+    ends = (cost.seconds.total, cost.low, cost.high)
+    value, low, high = (in_unit(point.unit, t, cost.flops, cost.bytes) for t in ends)
+    return Prediction(value, min(low, high), max(low, high), point.unit, cost.calibration)

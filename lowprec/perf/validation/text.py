@@ -1,0 +1,69 @@
+"""Sizes and units out of the words of a measurement."""
+
+from __future__ import annotations
+
+import re
+
+from lowprec.errors import LowprecError
+
+_PAIR = re.compile(r"([A-Za-z_][A-Za-z_/]*)\s*[=:]\s*([0-9][0-9,_]*(?:\.[0-9]+)?)([kK]i?)?\b")
+_CHAIN = re.compile(r"((?:[A-Za-z_]+\s*=\s*)+)([0-9][0-9,_]*)")
+_PRODUCT = re.compile(r"([MNK])\s*[xX*\u00d7]\s*([MNK])\s*[xX*\u00d7]\s*([MNK])\s*[=:]?\s*")
+_NUMBERS = re.compile(
+    r"([0-9][0-9,_]*)\s*[xX*\u00d7]\s*([0-9][0-9,_]*)\s*[xX*\u00d7]\s*([0-9][0-9,_]*)"
+)
+SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
+_RATES = {"flops": 1.0, "gflops": 1e9, "tflops": 1e12, "pflops": 1e15, "tops": 1e12, "gops": 1e9}
+_STREAMS = {"gb": 1e9, "tb": 1e12, "mb": 1e6, "gib": 2.0**30, "tib": 2.0**40}
+
+
+def sizes(text: str) -> dict[str, int]:
+    """Sizes by their names in lower case: "M=1 N=2048", "M=N=K=8192", "MxNxK=1x2x3", "1x2x3"."""
+    found: dict[str, int] = {}
+    if product := _PRODUCT.search(text):
+        numbers = _NUMBERS.search(text, product.end())
+        if numbers:
+            found |= {
+                name.lower(): _integer(number)
+                for name, number in zip(product.groups(), numbers.groups(), strict=True)
+            }
+            return found
+    for names, number in _CHAIN.findall(text):
+        for name in re.split(r"\s*=\s*", names.strip().rstrip("=")):
+            if name:
+                found[name.strip().lower()] = _integer(number)
+    for name, number, kilo in _PAIR.findall(text):
+        factor = 1024 if kilo else 1
+        found[name.lower()] = int(float(re.sub("[,_]", "", number)) * factor)
+    if not found and (bare := _NUMBERS.search(text)):
+        found = dict(zip("mnk", map(_integer, bare.groups()), strict=True))
+    return found
+
+
+def _integer(text: str) -> int:
+    return int(re.sub("[,_]", "", text))
+
+
+def need(found: dict[str, int], names: dict[str, tuple[str, ...]], shape: str) -> dict[str, int]:
+    """The sizes that `names` asks for, each by one of its spellings; LowprecError if one lacks."""
+    result = {}
+    for name, spellings in names.items():
+        value = next((found[s] for s in spellings if s in found), None)
+        if value is None:
+            raise LowprecError(f"shape: {shape!r} gives no {name} (expected {spellings[0]}=...)")
+        if value < 1:
+            raise LowprecError(f"shape: {shape!r}: {name} is {value}, expected 1 or more")
+        result[name] = value
+    return result
+
+
+def in_unit(unit: str, seconds: float, flops: float, moved: float) -> float:
+    """A time, rate or bandwidth in the unit that the row uses; LowprecError for another one."""
+    text = unit.strip().lower().replace("/s", "").replace(" ", "")
+    if text in SECONDS:
+        return seconds / SECONDS[text]
+    if text in _RATES and flops:
+        return flops / seconds / _RATES[text]
+    if text in _STREAMS and moved:
+        return moved / seconds / _STREAMS[text]
+    raise LowprecError(f"unit: {unit!r} is not known for this row; expected us, ms, TFLOPS or GB/s")
