@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lowprec.cli.sweeps import show_elasticities, show_sweep
 from lowprec.errors import LowprecError
 from lowprec.perf import estimate, machine
 from lowprec.perf.sweep import Parameter, crossovers, elasticities, sweep
@@ -120,3 +122,22 @@ def test_a_thousand_points_in_six_seconds() -> None:
     cases = sweep(works, [KEEP, W4A8], chips[:4], [parameter])
     assert len(cases) == 4 * 2 * 4 * 26
     assert time.process_time() - start < len(cases) / 10_000 * 60
+
+
+def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    work, chips = workload(matmul(m=64)), [machine("b200")]
+    values = ["launch=1e-9:1e-3:x1000"]
+    show_sweep([work], [KEEP, W4A8], chips, values, {}, as_json=False)
+    text = capsys.readouterr().out
+    assert f"crossover: b200, batch 1: {KEEP} overtakes {W4A8} at launch = " in text
+    assert text.count("\nb200 ") == 6
+    show_sweep([work], [KEEP], chips, values, {"level": "bound"}, as_json=True)
+    data = json.loads(capsys.readouterr().out)
+    assert [point["values"]["launch"] for point in data["curve"]] == pytest.approx(
+        [1e-9, 1e-6, 1e-3]
+    )
+    assert {turn["what"] for turn in data["crossovers"]} == {"bound"}
+    show_elasticities([work], [KEEP], chips, {}, as_json=False)
+    assert "memory.bandwidth" in capsys.readouterr().out
+    show_elasticities([work], [KEEP], chips, {}, as_json=True)
+    assert json.loads(capsys.readouterr().out)[0]["gain"] > 0
