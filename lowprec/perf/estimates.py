@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from lowprec.errors import LowprecError, unknown
 from lowprec.perf.capacity import check, need
-from lowprec.perf.collective import collective
+from lowprec.perf.collective import Software, collective
 from lowprec.perf.fusion import fused
 from lowprec.perf.grouping import Group, grouped, kv_bytes, weight_bytes
 from lowprec.perf.hardware import Machine
@@ -178,7 +178,7 @@ def _ideal(groups: Sequence[Group], chips: Chips, dtype: Format) -> tuple[Term, 
 
 @dataclass(frozen=True)
 class Pricing:
-    """One chip's operations and exchanges in seconds.
+    """One chip's operations and exchanges in seconds; software: whose collectives.
 
     Of `microbatches` parts that a pass sends through `pp` stages, the first takes the sum of all
     stages and every further one the time of one stage.
@@ -189,6 +189,7 @@ class Pricing:
     level: Level
     plan: Parallel
     system: System
+    software: Software = "engine"
 
     @property
     def _passes(self) -> float:
@@ -204,7 +205,14 @@ class Pricing:
         return tuple(found + [self._exchange(each) for each in part.exchanges])
 
     def _exchange(self, each: Exchange) -> Term:
-        one = collective(each.kind, each.nbytes, each.ranks, self.system, stride=each.stride)
+        one = collective(
+            each.kind,
+            each.nbytes,
+            each.ranks,
+            self.system,
+            stride=each.stride,
+            software=self.software,
+        )
         scale = each.count * self._passes * (1 - self.plan.overlap)
         return Term(
             path=each.path,

@@ -32,7 +32,8 @@ class Schedule(Spec):
     (ZeRO-1), or the parameters too (FSDP, ZeRO-3), which are gathered before the forward and the
     backward pass. gradient: the format that gradients are summed in; gather: the one that
     parameters travel in, the model's own if left out. overlap: the share of that traffic which
-    hides behind the passes as long as they last.
+    hides behind the passes as long as they last. software: whose slowdown over the kernels alone a
+    step has at the level "kernel" (calibration/training.toml).
     """
 
     recompute: Recompute = "none"
@@ -41,6 +42,7 @@ class Schedule(Spec):
     gradient: str = "float32"
     gather: str | None = None
     overlap: Annotated[float, Field(ge=0, le=1)] = 1.0
+    software: str = "megatron"
 
 
 def parameters(groups: Iterable[Group], plan: Parallel) -> int:

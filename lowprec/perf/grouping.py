@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,10 @@ class Group:
     stored: int
 
 
+# Answers that are kept, with the recipe that they are of, which its id alone would not tell.
+_MOST = 1 << 14
+_RULES: dict[tuple[Any, ...], tuple[Recipe, tuple[tuple[Rule | None, tuple[str, ...]], ...]]] = {}
+_USED: dict[tuple[Any, ...], Recipe] = {}
 _KEPT: dict[tuple[int, int], tuple[Any, Any, tuple[Group, ...]]] = {}
 
 
@@ -76,23 +80,32 @@ def _shape(op: Op) -> tuple[Any, ...]:
 
 
 def _by_rule(
-    op: Op, paths: Sequence[str], recipe: Recipe, phase: str
-) -> list[tuple[Rule | None, tuple[str, ...]]]:
-    """`paths` by the rule that decides about `op` there."""
+    op: Op, paths: tuple[str, ...], recipe: Recipe, phase: str
+) -> tuple[tuple[Rule | None, tuple[str, ...]], ...]:
+    """`paths` by the rule that decides about `op` there. The same model at other sizes asks the
+    same, so answers are kept."""
+    experts = isinstance(op, Matmul) and op.experts > 1
+    weight = isinstance(op, Matmul) and op.weight
+    key = (id(recipe), phase, op.kind, experts, weight, paths)
+    if (kept := _RULES.get(key)) and kept[0] is recipe:
+        return kept[1]
     found: dict[int, tuple[Rule | None, list[str]]] = {}
     for path in paths:
         rule = rule_of(op, path, recipe, phase)
         found.setdefault(id(rule), (rule, []))[1].append(path)
-    return [(rule, tuple(members)) for rule, members in found.values()]
+    result = tuple((rule, tuple(members)) for rule, members in found.values())
+    if len(_RULES) > _MOST:
+        _RULES.clear()
+    _RULES[key] = recipe, result
+    return result
 
 
 def _check_used(workload: Workload, recipe: Recipe) -> None:
-    paths = [
-        path
-        for group in workload.groups
-        if isinstance(group.op, Matmul | Attention)
-        for path in group.paths
-    ]
+    matmuls = [g for g in workload.groups if isinstance(g.op, Matmul | Attention)]
+    key = (id(recipe), tuple((g.paths[0], g.paths[-1], g.count) for g in matmuls))
+    if _USED.get(key) is recipe:
+        return
+    paths = [path for group in matmuls for path in group.paths]
     for rule in recipe.rules:
         if any(rule.matches(p) or rule.matches(p.rpartition(".")[0]) for p in paths):
             continue
@@ -101,6 +114,9 @@ def _check_used(workload: Workload, recipe: Recipe) -> None:
             f"recipe {recipe.name!r}: rule {rule.match!r} matches no matmul of "
             f"{workload.model!r}, {seen}"
         )
+    if len(_USED) > _MOST:
+        _USED.clear()
+    _USED[key] = recipe
 
 
 def rule_of(op: Op, path: str, recipe: Recipe, phase: str) -> Rule | None:

@@ -100,7 +100,7 @@ class _Split:
     def _matmul(self, op: Matmul) -> Matmul:
         update = {"m": self._rows(op.m)}
         match role(op.path):
-            case Role.COLUMN:
+            case Role.COLUMN | Role.HEAD:
                 update["n"] = _part(op.n, 1 / self.kv_split.get(op.path, self.plan.tp))
             case Role.ROW:
                 update["k"] = _part(op.k, 1 / self.plan.tp)

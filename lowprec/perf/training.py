@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lowprec.errors import LowprecError
+from lowprec.errors import LowprecError, unknown
 from lowprec.perf.backward import backward
 from lowprec.perf.capacity import gigabytes
 from lowprec.perf.collective import Kind, collective
@@ -18,6 +20,7 @@ from lowprec.perf.hardware import Machine
 from lowprec.perf.hardware import machine as load_machine
 from lowprec.perf.parallel import Parallel
 from lowprec.perf.price import Level
+from lowprec.perf.roles import Role, role
 from lowprec.perf.roofline import nbytes, operands
 from lowprec.perf.sharding import Share, share
 from lowprec.perf.system import System
@@ -32,7 +35,9 @@ from lowprec.spec import (
     Workload,
     load_format,
     load_recipe,
+    read_toml,
 )
+from lowprec.spec.load import build
 
 # Bytes per parameter that one step of Adam moves: master weight and two moments, float32, read and
 # written, the float32 gradient read and the model's own copy written in 16 bits.
@@ -94,9 +99,46 @@ def training_step(
         how,
         level,
         find_system(system, machine),
-        share(grouped(workload, recipe), workload.batch, one, scalar_dtype(workload)),
+        _without_gathered_logits(
+            share(grouped(workload, recipe), workload.batch, one, scalar_dtype(workload))
+        ),
     )
     return run.step(workload, recipe)
+
+
+class Framework(Spec):
+    """Seconds of a step over those of its kernels alone; see calibration/training.toml."""
+
+    slowdown: float
+    interval: tuple[float, float]
+    source: str
+
+
+_AS_PRICED = Framework(slowdown=1.0, interval=(1.0, math.inf), source="the bound")
+
+
+def framework(name: str) -> Framework:
+    """LowprecError names the nearest known one."""
+    known = _frameworks()
+    if name not in known:
+        raise unknown("software", name, known)
+    return known[name]
+
+
+@cache
+def _frameworks() -> dict[str, Framework]:
+    path = Path(__file__).parent / "calibration" / "training.toml"
+    return {
+        name: build(Framework, fields | {"interval": tuple(fields["interval"])}, f"{path}: {name}")
+        for name, fields in read_toml(path).items()
+    }
+
+
+def _without_gathered_logits(part: Share) -> Share:
+    """The loss is computed on the parts of the vocabulary (arXiv 1909.08053, section 3)."""
+    return replace(
+        part, exchanges=tuple(e for e in part.exchanges if role(e.path) is not Role.HEAD)
+    )
 
 
 @dataclass(frozen=True)
@@ -120,8 +162,10 @@ class _Run:
             "recompute": self._terms(self._again()),
         }
         plan = self.plan
-        per_stage = {name: _seconds(terms) / plan.pp for name, terms in passes.items()}
+        per_stage = {name: self._slowest_stage(terms) for name, terms in passes.items()}
         sends = self._sends(workload)
+        slowdown = framework(self.how.software) if self.level == "kernel" else _AS_PRICED
+        per_stage = {name: slowdown.slowdown * value for name, value in per_stage.items()}
         one = sum(per_stage.values()) + sends
         busy = plan.microbatches * one
         exposed = self._copies(busy)
@@ -135,7 +179,6 @@ class _Run:
         }
         seconds = sum(parts.values())
         terms = [term for each in passes.values() for term in each]
-        spread = [sum(getattr(t, end) for t in terms) / _seconds(terms) for end in ("low", "high")]
         tokens = workload.new_tokens * plan.microbatches * plan.dp
         flops = 3.0 * workload.flops * plan.microbatches * plan.dp
         held = footprint(self.part.groups, self.plan, self.how, self.dtype)
@@ -150,8 +193,8 @@ class _Run:
             chips=plan.chips,
             tokens=tokens,
             seconds=seconds,
-            low=spread[0] * seconds,
-            high=spread[1] * seconds,
+            low=slowdown.interval[0] * seconds,
+            high=slowdown.interval[1] * seconds,
             parts=parts,
             tokens_per_second=tokens / seconds,
             tokens_per_second_per_chip=tokens / seconds / plan.chips,
@@ -162,8 +205,13 @@ class _Run:
 
     def _terms(self, part: Share) -> tuple[Term, ...]:
         one = self.plan.model_copy(update={"dp": 1, "microbatches": 1, "pp": 1})
-        pricing = Pricing(self.machine, self.dtype, self.level, one, self.system)
+        pricing = Pricing(self.machine, self.dtype, self.level, one, self.system, "library")
         return pricing.terms(part)
+
+    def _slowest_stage(self, terms: Sequence[Term]) -> float:
+        """Layers are dealt out evenly; the last stage has the head and the loss besides."""
+        inside = _seconds([term for term in terms if _in_layer(term.path)])
+        return inside / self.plan.pp + _seconds(terms) - inside
 
     def _again(self) -> Share:
         match self.how.recompute:

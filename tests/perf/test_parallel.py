@@ -62,6 +62,7 @@ def test_tensor_parallel_splits_columns_rows_and_heads() -> None:
     ops = by_path(part)
     assert (ops["layers.*.up"].n, ops["layers.*.up"].k) == (1024, 1024)
     assert (ops["layers.*.down"].n, ops["layers.*.down"].k) == (1024, 1024)
+    assert ops["head"].n == 8 * 1024 // 4
     attention = ops["layers.*.attn"]
     assert (attention.heads, attention.kv_heads, attention.batch) == (2, 1, 8)
     assert ops["layers.*.norm"].read == 8 * 1024  # every chip has the whole residual stream

@@ -39,7 +39,9 @@ class Gpt:
             ops += self._layer(f"layers.{i}", rows)
         ops.append(_vector("norm", "rsqrt", rows * self.width, rows * self.width))
         ops.append(_matmul("lm_head", rows, _VOCABULARY, self.width, tied_to="embed"))
-        ops.append(_vector("lm_head.loss", "cross_entropy", 2 * rows * _VOCABULARY, rows))
+        # Every chip has its part of the vocabulary.
+        logits = rows * _VOCABULARY // _TP
+        ops.append(_vector("loss", "cross_entropy", 2 * logits, rows))
         return Workload.model_validate(
             {
                 "model": f"gpt-{self.layers}x{self.width}",

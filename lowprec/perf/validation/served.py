@@ -13,24 +13,6 @@ from lowprec.perf.hardware import Machine
 from lowprec.perf.parallel import Parallel
 from lowprec.spec import Matmul, Recipe, Workload, load_recipe
 
-# Models by what their sources call them, shapes alone: DeepSeek-R1 and V3.1 are V3's.
-MODELS = {
-    r"deepseek-(r1|v3)": "deepseek-v3",
-    r"kimi-k2": "kimi-k2",
-    r"minimax-m2": "minimax-m2",
-    r"qwen3\.5-397b": "qwen3.5-397b-a17b",
-    r"qwen3-235b": "qwen3-235b-a22b",
-    r"qwen3-32b": "qwen3-32b",
-    r"gpt-oss-120b": "gpt-oss-120b",
-    r"gpt-oss-20b": "gpt-oss-20b",
-    r"glm-5": "glm-5",
-    r"llama-?3\.1-8b": "llama-3.1-8b",
-    r"llama-?3\.[13]-70b": "llama-3.1-70b",
-    r"llama-?3\.1-405b": "llama-3.1-405b",
-    r"llama-?2-70b": "llama-2-70b",
-    r"mixtral-8x7b": "mixtral-8x7b",
-}
-
 _FP8 = "float8_e4m3fn/amax:tensor"
 # Weight and activation of the matmuls that each mode quantizes, as the libraries' kernels do.
 MODES = {
@@ -43,14 +25,6 @@ MODES = {
     "int8_wo": "weight=int8/amax:channel",
     "w4a8": f"weight=int4_g128_bfloat16/amax activation={_FP8}",
 }
-
-
-def model_of(text: str) -> str:
-    """Name of the shipped workload. LowprecError: none has these shapes."""
-    for pattern, name in MODELS.items():
-        if re.search(pattern, text, re.IGNORECASE):
-            return name
-    raise LowprecError(f"{text!r}: no workload of this model is known")
 
 
 @dataclass(frozen=True)
