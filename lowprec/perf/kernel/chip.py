@@ -25,7 +25,7 @@ class Chip:
     family: str
     bandwidth: float
     cache: float
-    cores: int
+    cores: float
     clock: float
     watts: float
     vector: float
@@ -55,20 +55,16 @@ def _chip(machine: Machine) -> Chip:
         if any(f.bits == bits for f in p.operands) and (bits < 32 or p is machine.vector)
     )
     cores = machine.cores.value if machine.cores else rate / clock / REFERENCE_CORE
-    whole = max(1, round(cores))
-    per_core = rate / clock / whole
-    if per_core > LARGEST_CORE:
-        whole = round(whole * per_core / LARGEST_CORE)
-    # A what-if of the same family keeps its base's constants.
+    cores = max(cores, rate / clock / LARGEST_CORE)
     return Chip(
         name=machine.name,
         vendor=machine.vendor,
         family=machine.family or "",
         bandwidth=machine.memory.bandwidth.value,
         cache=machine.memory.cache.value if machine.memory.cache else 0.0,
-        cores=whole,
+        cores=cores,
         clock=clock,
         watts=machine.power.value if machine.power else 0.0,
         vector=machine.vector.rate.value / 2,
-        width=rate / clock / whole / REFERENCE_CORE,
+        width=rate / clock / cores / REFERENCE_CORE,
     )

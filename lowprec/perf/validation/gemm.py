@@ -24,7 +24,7 @@ def predict(point: Point) -> Prediction | None:
     if found is None:
         return None
     op, plan, quantized = found
-    return answer(point, priced(op, plan, quantized=quantized))
+    return answer(point, priced(op, plan, quantized=quantized), dispatch(point))
 
 
 def measured(point: Point) -> tuple[Matmul, Plan, bool] | None:
@@ -41,8 +41,21 @@ def measured(point: Point) -> tuple[Matmul, Plan, bool] | None:
     return op, plan_of(formats.x, formats.w, machine, formats.dtype), before is not False
 
 
-def answer(point: Point, cost: Cost) -> Prediction:
-    """`cost` in the unit of the point; a rate's ends are those of the time, swapped."""
-    ends = (cost.seconds.total, cost.low, cost.high)
+# Seconds that a framework takes to issue one kernel eagerly, which small ones wait for
+# (PrincetonUniversity/LLMCompass@2e015fd: 21 us per matmul on A100).
+EAGER = 21e-6
+
+
+def dispatch(point: Point) -> float:
+    """Seconds that the way of timing adds: `EAGER` where a framework issues each kernel."""
+    text = f"{point.what} {point.conditions} {point.note}".lower()
+    eager = re.search(r"pytorch|eager|hipkittens", text) and "graph" not in text
+    return EAGER if eager else 0.0
+
+
+def answer(point: Point, cost: Cost, more: float = 0.0) -> Prediction:
+    """`cost` and `more` seconds, in the unit of the point; a rate's ends are those of the time,
+    swapped."""
+    ends = (cost.seconds.total + more, cost.low + more, cost.high + more)
     value, low, high = (in_unit(point.unit, t, cost.flops, cost.bytes) for t in ends)
     return Prediction(value, min(low, high), max(low, high), point.unit, cost.calibration)

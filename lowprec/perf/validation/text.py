@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from lowprec.errors import LowprecError
 
 _PAIR = re.compile(r"([A-Za-z_][A-Za-z_/]*)\s*[=:]\s*([0-9][0-9,_]*(?:\.[0-9]+)?)([kK]i?)?\b")
-_CHAIN = re.compile(r"((?:[A-Za-z_]+\s*=\s*)+)([0-9][0-9,_]*)")
+_CHAIN = re.compile(r"((?:[A-Za-z_/]+\s*=\s*)+)([0-9][0-9,_]*)")
 _PRODUCT = re.compile(r"([MNK])\s*[xX*\u00d7]\s*([MNK])\s*[xX*\u00d7]\s*([MNK])\s*[=:]?\s*")
 _NUMBERS = re.compile(
     r"([0-9][0-9,_]*)\s*[xX*\u00d7]\s*([0-9][0-9,_]*)\s*[xX*\u00d7]\s*([0-9][0-9,_]*)"
@@ -44,7 +45,7 @@ def _integer(text: str) -> int:
     return int(re.sub("[,_]", "", text))
 
 
-def need(found: dict[str, int], names: dict[str, tuple[str, ...]], shape: str) -> dict[str, int]:
+def need(found: dict[str, int], names: Mapping[str, tuple[str, ...]], shape: str) -> dict[str, int]:
     """The sizes that `names` asks for, each by one of its spellings; LowprecError if one lacks."""
     result = {}
     for name, spellings in names.items():

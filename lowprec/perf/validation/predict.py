@@ -1,0 +1,53 @@
+"""One row to one prediction or one reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from lowprec.errors import LowprecError
+from lowprec.perf.validation import (
+    attention,
+    collectives,
+    experts,
+    gemm,
+    layers,
+    quantizers,
+)
+from lowprec.perf.validation.point import Point, Prediction
+
+# Who may know a row, in this order; None from one asks the next.
+READERS: tuple[Callable[[Point], Prediction | None], ...] = (
+    collectives.predict,
+    layers.predict,
+    experts.predict,
+    attention.predict,
+    quantizers.predict,
+    gemm.predict,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A prediction, or the reason why there is none."""
+
+    point: Point
+    prediction: Prediction | None
+    reason: str = ""
+
+
+def answer(point: Point) -> Answer:
+    """What the model says of `point`; it never guesses what a row leaves out."""
+    try:
+        for reader in READERS:
+            found = reader(point)
+            if found is not None:
+                return Answer(point, found)
+    except LowprecError as error:
+        return Answer(point, None, " ".join(str(error).split()))
+    return Answer(point, None, f"what: {point.what!r} is nothing that the model knows")
+
+
+def answers(points: Iterable[Point]) -> Iterator[Answer]:
+    """`answer` of each point, in their order."""
+    return map(answer, points)

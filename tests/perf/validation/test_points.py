@@ -1,0 +1,197 @@
+"""Rows of measurements: how they are read, predicted, and refused."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from lowprec.cli import app
+from lowprec.errors import LowprecError
+from lowprec.perf import machine
+from lowprec.perf.kernel.grouped import Experts, rows
+from lowprec.perf.validation.files import read_points
+from lowprec.perf.validation.formats import operands_of, quantized_before
+from lowprec.perf.validation.point import Point
+from lowprec.perf.validation.predict import answer
+from lowprec.perf.validation.text import in_unit, sizes
+
+FILES = Path(__file__).parents[3] / "benchmarks" / "validation"
+GEMM = Point("1", "H100-SXM-80GB", "linear layer GEMM", "M=4096 N=8192 K=8192", "bf16", "us")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("M=1 N=2048 K=512", {"m": 1, "n": 2048, "k": 512}),
+        ("M=N=K=8192", {"m": 8192, "n": 8192, "k": 8192}),
+        ("MxNxK=1024x10240x5120", {"m": 1024, "n": 10240, "k": 5120}),
+        ("M x K x N = 1 x 2 x 3", {"m": 1, "k": 2, "n": 3}),
+        ("4096x8192x1024", {"m": 4096, "n": 8192, "k": 1024}),
+        ("M=512 K=12288 N=12288", {"m": 512, "k": 12288, "n": 12288}),
+        (
+            "groups=4 M/group=8192 N=4096 K=7168",
+            {"groups": 4, "m/group": 8192, "n": 4096, "k": 7168},
+        ),
+        ("B=2 S=4K Hq=64 Hkv=8 D=128", {"b": 2, "s": 4096, "hq": 64, "hkv": 8, "d": 128}),
+        ("peak quoted", {}),
+    ],
+)
+def test_sizes(text: str, expected: dict[str, int]) -> None:
+    assert sizes(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "chip", "x", "w"),
+    [
+        ("bf16", "b200", "bfloat16", "bfloat16"),
+        ("fp16", "a100", "float16", "float16"),
+        ("fp8-tensor (dynamic act quant inside)", "h100_sxm", "float8_e4m3fn_tensor", None),
+        (
+            "fp8 e4m3 1x128/128x128, bf16 out",
+            "h800",
+            "float8_e4m3fn_1x128",
+            "float8_e4m3fn_128x128",
+        ),
+        ("fp8_block", "b200", "float8_e4m3fn_1x128_e8m0", "float8_e4m3fn_128x128_e8m0"),
+        ("fp8_blockscale", "mi355x", "float8_e4m3fn_1x128", "float8_e4m3fn_128x128"),
+        ("fp8_ptok", "mi300x", "float8_e4m3fn_channel", None),
+        ("int8_ptok", "mi300x", "int8_channel", None),
+        ("sq", "a100", "int8_channel", None),
+        ("int8_wo", "a100", "bfloat16", "int8_channel"),
+        ("int4 weight-only", "a100", "bfloat16", "int4_g128_bfloat16"),
+        ("nvfp4 (act quant inside)", "b200", "nvfp4", None),
+        ("mxfp4", "mi355x", "mxfp4", None),
+        ("w4a16_mxfp4", "h100_sxm", "bfloat16", "mxfp4"),
+        ("w4a8_mxfp4_mxfp8", "b200", "mxfp8_e4m3", "mxfp4"),
+        ("mxfp8", "b200", "mxfp8_e4m3", None),
+    ],
+)
+def test_formats_by_their_names(name: str, chip: str, x: str, w: str | None) -> None:
+    found = operands_of(name, machine(chip))
+    assert (found.x.name, found.w.name) == (x, w or x)
+
+
+def test_units_are_those_of_the_row() -> None:
+    assert in_unit("us", 2e-6, 1, 1) == pytest.approx(2)
+    assert in_unit("ms", 2e-6, 1, 1) == pytest.approx(2e-3)
+    assert in_unit("TFLOPS", 1e-3, 1e12, 1) == pytest.approx(1000)
+    assert in_unit("GB/s", 1e-3, 1, 3e9) == pytest.approx(3000)
+    with pytest.raises(LowprecError, match="tokens/s"):
+        in_unit("tokens/s", 1, 1, 1)
+
+
+def test_when_the_activation_was_quantized() -> None:
+    assert quantized_before("operands pre-quantised", "", "") is True
+    assert quantized_before("", "", "nvfp4 (act quant inside)") is False
+    assert quantized_before("includes quantisation", "", "") is False
+    assert quantized_before("CUDA graph", "", "bf16") is None
+
+
+def test_a_rate_has_the_ends_of_its_time_swapped() -> None:
+    time = answer(GEMM).prediction
+    rate = answer(dataclasses.replace(GEMM, unit="TFLOPS")).prediction
+    assert time is not None
+    assert rate is not None
+    flops = 2 * 4096 * 8192 * 8192
+    assert rate.value == pytest.approx(flops / time.value / 1e6)
+    assert rate.low == pytest.approx(flops / time.high / 1e6)
+    assert rate.low < rate.value < rate.high
+    assert time.level == "fitted"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hw": "Quantum 9000"}, "quantum|Quantum"),
+        ({"shape": "M=1 N=2"}, "gives no K"),
+        ({"shape": "M=0 N=2 K=3"}, "expected 1 or more"),
+        ({"format": "posit13"}, "posit13"),
+        ({"unit": "furlongs"}, "furlongs"),
+        ({"what": "tea"}, "tea"),
+        ({"what": "decode attention", "shape": "B=1 S=2 Hq=8"}, "head dimension"),
+        ({"what": "fused MoE layer", "shape": "T=1 H=2"}, "gives no I"),
+    ],
+)
+def test_what_a_row_lacks_is_the_reason(change: dict[str, str], reason: str) -> None:
+    found = answer(dataclasses.replace(GEMM, **change))
+    assert found.prediction is None
+    assert re.search(reason, found.reason)
+
+
+def test_bulk_layouts(tmp_path: Path) -> None:
+    aic = tmp_path / "aic.csv"
+    aic.write_text(
+        "system,stack,gemm_dtype,m,n,k,latency_us\nh200_sxm,trtllm,fp8,64,4096,4096,17\n"
+    )
+    aiter = tmp_path / "aiter.csv"
+    aiter.write_text("gfx,cu_num,fmt,M,N,K,us\ngfx942,304,bf16,64,4096,4096,17\n")
+    (first,), (second,) = read_points(aic), read_points(aiter)
+    assert (first.hw, first.value, second.value) == ("h200_sxm", 17, 17)
+    fast, slow = answer(first), answer(second)
+    assert fast.prediction is not None, fast.reason
+    assert slow.prediction is not None, slow.reason
+    assert fast.prediction.level == "transferred"
+
+
+def test_other_columns_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(LowprecError, match="columns"):
+        list(read_points(path))
+    with pytest.raises(LowprecError, match="nowhere"):
+        list(read_points(tmp_path / "nowhere.csv"))
+
+
+@pytest.mark.parametrize(
+    ("name", "median", "coverage"),
+    [
+        ("gemm", 0.08, 0.85),
+        ("attention", 0.11, 0.85),
+        ("experts", 0.2, 0.8),
+        ("quantizers", 0.1, 0.8),
+    ],
+)
+def test_shipped_points(name: str, median: float, coverage: float) -> None:
+    """A change of the model or of its constants that makes it worse shows here."""
+    points = list(read_points(FILES / f"{name}.csv"))[::7]
+    errors, inside = [], 0
+    for point in points:
+        found = answer(point).prediction
+        assert found is not None, answer(point).reason
+        assert point.value is not None
+        errors.append(abs(found.value / point.value - 1))
+        inside += found.low <= point.value <= found.high
+    assert sorted(errors)[len(errors) // 2] < median
+    assert inside / len(points) > coverage
+
+
+def test_the_busiest_rank_of_skewed_experts() -> None:
+    even = rows(Experts(1024, 1, 1, 8, 128, expert=4))
+    skewed = rows(Experts(1024, 1, 1, 8, 128, expert=4, skew=1.2))
+    assert sum(m * count for m, count in even) == pytest.approx(1024 * 8 / 4)
+    assert sum(m * count for m, count in skewed) > 1024 * 8 / 4
+    assert max(m for m, _ in skewed) > 10 * max(m for m, _ in even)
+    assert max(m for m, _ in skewed) <= 1024
+    (one,) = rows(Experts(1, 1, 1, 8, 128))
+    assert one == (1, 8)
+
+
+def test_command(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    fields = [field.name for field in dataclasses.fields(Point)]
+    with source.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fields)
+        writer.writeheader()
+        writer.writerow(dataclasses.asdict(GEMM))
+        writer.writerow(dataclasses.asdict(dataclasses.replace(GEMM, id="2", hw="Quantum 9000")))
+    app(["validate", "--points", str(source), "-o", str(target)], standalone_mode=False)
+    good, bad = csv.DictReader(target.read_text().splitlines())
+    assert list(good) == ["id", "predicted", "low", "high", "unit", "level", "reason"]
+    assert float(good["low"]) < float(good["predicted"]) < float(good["high"])
+    assert (good["id"], good["unit"], good["reason"]) == ("1", "us", "")
+    assert (bad["id"], bad["predicted"]) == ("2", "")
+    assert "Quantum 9000" in bad["reason"]
