@@ -36,6 +36,7 @@ _HOME = {
     "list_machines": ("lowprec.perf", "list_machines"),
     "load_checkpoint": ("lowprec.checkpoints", "load_checkpoint"),
     "load_training_state": ("lowprec.nn.training.state", "load_training_state"),
+    "load_workload": ("lowprec.perf", "load_workload"),
     "machine": ("lowprec.perf", "machine"),
     "matmul": ("lowprec.kernels", "matmul"),
     "pack": ("lowprec.kernels", "pack"),

@@ -16,7 +16,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from lowprec.errors import LowprecError
 from lowprec.nn.hf import first_line, meta_model
-from lowprec.nn.tracing import scans
+from lowprec.nn.tracing import scans, sparse
 from lowprec.nn.tracing.laws import UnlawfulError, UnlikeError
 from lowprec.nn.tracing.layers import alike, bypassed
 from lowprec.nn.tracing.recorder import Recorder
@@ -75,8 +75,10 @@ def trace(
 def _operations(model: PreTrainedModel, place: Sizes, known: str | None) -> dict[str, Any]:
     """What a workload at `place` is made from: laws, or what was recorded and why without."""
 
+    sparsely = bool(sparse.indexed(model))  # its kernels have the absorbed form only
+
     def whole(sizes: Sizes) -> tuple[AnyOp, ...]:
-        return _record(model, sizes, absorb=_is_decode(sizes))
+        return _record(model, sizes, absorb=_is_decode(sizes) or sparsely)
 
     def short(sizes: Sizes) -> tuple[AnyOp, ...]:
         with bypassed(model, twins):
@@ -142,6 +144,7 @@ def _record(model: PreTrainedModel, sizes: Sizes, absorb: bool) -> tuple[AnyOp, 
     try:
         with ExitStack() as active:
             active.enter_context(scans.recorded(model, recorder))
+            active.enter_context(sparse.recorded(model, recorder, sizes.context))
             if absorb:
                 active.enter_context(_absorbed(model))
             active.enter_context(recorder.watching())
@@ -229,10 +232,14 @@ def _attention(
     """What the model calls for its scaled dot products while it is traced."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     more: dict[str, Any] = {}
+    seen = key.shape[2]
     if sliding_window is not None:
         more["window"] = sliding_window
-        seen = min(key.shape[2], sliding_window - 1 + query.shape[2])
-        key, value = key[:, :, -seen:], value[:, :, -seen:]
+        seen = min(seen, sliding_window - 1 + query.shape[2])
+    if hasattr(module, "indexer"):  # chosen positions are of any place: several queries need all
+        more["window"] = module.config.index_topk
+        seen = min(seen, module.config.index_topk) if query.shape[2] == 1 else seen
+    key, value = key[:, :, -seen:], value[:, :, -seen:]
     if hasattr(module, "expand_kv"):
         more["cached"] = module.kv_lora_rank + module.qk_rope_head_dim
         if key.shape[1] == 1:

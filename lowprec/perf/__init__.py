@@ -4,6 +4,7 @@ from lowprec.perf.datapath import Datapath, Scaling
 from lowprec.perf.estimates import Estimate, Term, estimate
 from lowprec.perf.hardware import Machine, list_machines, machine
 from lowprec.perf.quantity import Quantity
+from lowprec.perf.workloads import find_workload, list_workloads, load_workload
 
 __all__ = [
     "Datapath",
@@ -13,6 +14,9 @@ __all__ = [
     "Scaling",
     "Term",
     "estimate",
+    "find_workload",
     "list_machines",
+    "list_workloads",
+    "load_workload",
     "machine",
 ]

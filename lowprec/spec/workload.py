@@ -128,9 +128,8 @@ class Workload(Spec):
 
     def __copy__(self) -> Workload:
         """Without what was derived, which a changed copy must not keep."""
-        return self.model_construct(
-            self.model_fields_set, **{name: getattr(self, name) for name in type(self).model_fields}
-        )
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self).model_construct(_fields_set=set(self.model_fields_set), **fields)
 
     @property
     def flops(self) -> int:

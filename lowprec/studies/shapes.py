@@ -9,32 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from lowprec.errors import LowprecError, unknown
+from lowprec.perf import find_workload, list_workloads
 from lowprec.spec.base import digest
-from lowprec.spec.load import MAX_FILE_BYTES, data_dir
+from lowprec.spec.load import MAX_FILE_BYTES
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model to trace: a transformers configuration as plain data, or a loaded model."""
+    """A model to price: a shipped workload, or what is traced: a transformers configuration as
+    plain data, or a loaded model."""
 
     name: str
     digest: str
     source: Any
 
 
-def list_configs() -> list[str]:
-    """Names of the shipped configurations."""
-    return sorted(path.stem for path in (data_dir("evals") / "configs").glob("*.json"))
-
-
 def load_shape(name: str, say: Callable[[str], None], where: str = "") -> Shape:
-    """A shipped configuration by name, a config.json, or any model that `eval.load_model` takes.
+    """A shipped workload by name, a config.json, or any model that `eval.load_model` takes.
 
     LowprecError where `name` is none of these; `where` is the file and key it stands in.
     """
     place = f"{where}: " if where else ""
-    if name in list_configs():
-        return _config(data_dir("evals") / "configs" / f"{name}.json", name)
+    if (shipped := find_workload(name)) is not None:
+        return Shape(shipped.model, shipped.digest, shipped)
     if name.endswith(".json"):
         path = Path(name).expanduser()
         if not path.is_file():
@@ -43,7 +40,7 @@ def load_shape(name: str, say: Callable[[str], None], where: str = "") -> Shape:
     from lowprec.eval.models import list_models, load_model
 
     if "/" not in name and name not in list_models() and not Path(name).is_dir():
-        raise unknown("model", name, [*list_models(), *list_configs()], where)
+        raise unknown("model", name, [*list_models(), *list_workloads()], where)
     loaded = load_model(name, say=say, where=where)
     return Shape(loaded.name, loaded.digest, loaded.model)
 

@@ -68,10 +68,26 @@ def subject(
 
 
 def tracer(shape: Shape) -> Callable[[Job], Workload]:
-    """The workloads of one model, each recorded at its first use."""
+    """The workloads of one model: recorded at their first use, once for all jobs of a model that
+    has laws."""
 
     @cache
     def traced(job: Job) -> Workload:
+        base = symbolic(job)
+        if base.fixed:
+            return recorded(job)
+        return base.at(job.batch, job.tokens, job.context)
+
+    first: list[Job] = []
+
+    def symbolic(job: Job) -> Workload:
+        if isinstance(shape.source, Workload):
+            return shape.source
+        first.append(job)
+        return recorded(first[0])
+
+    @cache
+    def recorded(job: Job) -> Workload:
         from lowprec.nn import trace
 
         workload: Workload = trace(

@@ -24,6 +24,12 @@ CONFIGS = {
         linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8,
         layer_types=["linear_attention", "full_attention"],
     ),
+    "glm-5": lambda: hf.AutoConfig.for_model(
+        "glm_moe_dsa", **{**TEXT, "num_key_value_heads": 4}, q_lora_rank=24, kv_lora_rank=16,
+        qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16, head_dim=8, index_topk=6,
+        index_head_dim=16, index_n_heads=2, first_k_dense_replace=1, moe_intermediate_size=32,
+        n_routed_experts=8, num_experts_per_tok=2,
+    ),
     "minimax-m2": lambda: hf.AutoConfig.for_model(
         "minimax_m2", **TEXT, head_dim=16, num_local_experts=8, num_experts_per_tok=2
     ),
@@ -52,7 +58,8 @@ def test_at_is_a_new_trace(name):
     for batch, tokens, context in PLACES:
         for rows, logits in ((1, "last"), (tokens, "all")):
             sizes = Sizes(batch, tokens, context, rows)
-            again = hf_trace._record(model, sizes, absorb=tokens == 1 and context > 0)
+            absorb = name == "glm-5" or (tokens == 1 and context > 0)
+            again = hf_trace._record(model, sizes, absorb=absorb)
             found = stored.at(batch, tokens, context, logits)
             assert found.ops == again
             assert found.phase == ("decode" if tokens == 1 and context else "prefill")
@@ -66,9 +73,11 @@ DENSE = {"experts_implementation": "batched_mm"}
 EXPERTS = {"mixtral", "qwen3-moe", "deepseek-v3", "qwen3.5-moe", "minimax-m2", "gpt-oss"}
 # What torch runs without the fused kernels of state-space layers has products of its own.
 SCANS = {"mamba", "qwen3.5-moe"}
+# And so has attention to chosen positions: it is whole, behind a mask.
+SPARSE = {"glm-5"}
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in SCANS])
+@pytest.mark.parametrize("name", [n for n in NAMES if n not in SCANS | SPARSE])
 @pytest.mark.parametrize(("batch", "tokens"), [(3, 16), (1, 1)])
 def test_flops_agree_with_torchs_counter(name, batch, tokens):
     ops = record(meta(name), batch, tokens, context=0, last_logits=False)
@@ -118,6 +127,21 @@ def test_latent_attention_is_absorbed_in_decode_passes():
     assert attention.cache_elements == 3 * 5 * (rank + rope)
     # Both forms store the same weight.
     assert sum(expanded.weights.values()) == sum(work.weights.values())
+
+
+def test_sparse_attention_sees_what_the_indexer_chooses():
+    heads, top, rank, rope = 4, 6, 16, 8
+    work = trace(meta("glm-5"), batch=3, tokens=1, context=30)
+    scores, attention = [op for op in work.ops if isinstance(op, Attention)][:2]
+    assert scores.path == "model.layers.0.self_attn.indexer"
+    assert scores.flops == 2 * 3 * 2 * 31 * (16 + 1)  # two heads of 16, then their weighted sum
+    assert scores.kv_elements == 3 * 31 * 16
+    assert attention.keys == top
+    assert attention.kv_elements == 3 * top * (rank + rope)
+    prefill = work.at(tokens=20, context=0)
+    attention = [op for op in prefill.ops if isinstance(op, Attention)][1]
+    assert attention.pairs == sum(min(top, i + 1) for i in range(20))
+    assert attention.heads == heads
 
 
 def test_weights_are_the_models_parameters_but_for_vectors():

@@ -40,13 +40,16 @@ def bypassed(model: nn.Module, twins: dict[str, str]) -> Iterator[None]:
         modules[path].register_forward_hook(lambda _m, _a, out, path=path: last.update({path: out}))
         for path in watched
     ]
+    inside = {path: modules[path]._modules for path in twins}
     for path, like in twins.items():
         modules[path].forward = _handing_on(last, like)
+        modules[path]._modules = {}  # nothing in there runs, so nothing has to be watched
     try:
         yield
     finally:
         for path in twins:
             del modules[path].forward
+            modules[path]._modules = inside[path]
         for handle in handles:
             handle.remove()
 
