@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
 from lowprec.cli.app import Json, RecipeText
+from lowprec.cli.workloads import traced, workloads_at
 from lowprec.errors import LowprecError
 
 if TYPE_CHECKING:
     from lowprec.perf import Estimate
+    from lowprec.perf.price import Level
     from lowprec.spec.workload import Workload
 
 
@@ -34,9 +34,9 @@ def trace(
     """Record a model's operations, without its weights where a configuration is given."""
     from lowprec.report.text import show_rows
 
-    workload = _trace(model, batch, tokens, context)
+    workload = traced(model, batch, tokens, context)
     try:
-        output.write_text(workload.model_dump_json(indent=1) + "\n")
+        output.write_text(workload.model_dump_json(indent=1, exclude_defaults=True) + "\n")
     except OSError as error:
         raise LowprecError(f"{output}: {error.strerror}") from None
     row = {
@@ -49,18 +49,11 @@ def trace(
     show_rows([row], as_json)
 
 
-def _trace(model: str, batch: int, tokens: int, context: int) -> Workload:
-    from lowprec.studies.shapes import load_shape
-    from lowprec.studies.throughput import Job, tracer
-
-    shape = load_shape(model, lambda message: print(message, file=sys.stderr))
-    phase = "decode" if tokens == 1 and context else "prefill"
-    return tracer(shape)(Job(phase, batch, tokens, context))
-
-
 @app.command()
 def perf(
-    model: Annotated[str, typer.Argument(help="A W.json of `lowprec trace`, or a model to trace.")],
+    model: Annotated[
+        str, typer.Argument(help="A model: shipped, a W.json of `lowprec trace`, or to trace.")
+    ],
     recipe: RecipeText,
     machine: Annotated[list[str], typer.Option(help="A machine's name or .toml; repeatable.")],
     batch: Annotated[
@@ -73,18 +66,52 @@ def perf(
     context: Annotated[
         int | None, typer.Option(min=0, help="Cached tokens of a decode [2048].")
     ] = None,
+    level: Annotated[
+        str, typer.Option(help="bound: the datasheet's roofline; kernel: what kernels make of it.")
+    ] = "bound",
+    parallel: Annotated[
+        str | None,
+        typer.Option(help="Layout over chips, such as tp=8,ep=8; see docs/throughput.md."),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help="The system whose links the chips use [the machine's own].")
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(help="memory.bandwidth=4e12:16e12:x2, :+STEP or A,B,C; repeatable."),
+    ] = None,
+    against: Annotated[
+        list[str] | None, typer.Option(help="Another recipe in the sweep; repeatable.")
+    ] = None,
+    elasticities: Annotated[
+        bool, typer.Option("--elasticities", help="Print what 10 % better buys.")
+    ] = False,
     terms: Annotated[bool, typer.Option("--terms", help="Print every operation's time.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Price a recipe on machines. A W.json fixes batch, phase, tokens and context itself."""
+    """Price a recipe on machines. A W.json without options: the pass that it was recorded from."""
     from lowprec.perf import estimate
     from lowprec.perf import machine as load_machine
     from lowprec.report.text import print_json, show_rows
     from lowprec.spec import load_recipe
 
     loaded, chosen = load_recipe(recipe, "--recipe"), [load_machine(name) for name in machine]
-    workloads = _workloads(model, batch, phase, tokens, context)
-    found = [(w, estimate(w, loaded, each)) for w in workloads for each in chosen]
+    workloads = workloads_at(model, batch, phase, tokens, context)
+    if sweep or elasticities or against:
+        from lowprec.cli.sweeps import show_elasticities, show_sweep
+
+        recipes = [recipe, *(against or [])]
+        options = {"level": load_level(level), "parallel": parallel, "system": system}
+        if elasticities:
+            show_elasticities(workloads, recipes, chosen, options, as_json=as_json)
+        else:
+            show_sweep(workloads, recipes, chosen, sweep or [], options, as_json=as_json)
+        return
+    found = [
+        (w, estimate(w, loaded, each, level=load_level(level), parallel=parallel, system=system))
+        for w in workloads
+        for each in chosen
+    ]
     if as_json:
         print_json([e.to_json() | {"batch": w.batch} for w, e in found])
         return
@@ -96,59 +123,29 @@ def perf(
         print(f"note: {note}")
 
 
-def _workloads(
-    model: str,
-    batch: list[int] | None,
-    phase: str | None,
-    tokens: int | None,
-    context: int | None,
-) -> list[Workload]:
-    if phase not in (None, "prefill", "decode"):
-        raise LowprecError(f"--phase: expected prefill or decode, got {phase!r}")
-    path = Path(model)
-    recorded = _recorded(path) if path.suffix == ".json" else None
-    if recorded is not None:
-        options = {"--batch": batch, "--phase": phase, "--tokens": tokens, "--context": context}
-        for option, value in options.items():
-            if value:
-                raise LowprecError(f"{option}: {model} is a recorded workload with its own")
-        return [recorded]
-    prefill = phase == "prefill"
-    new = tokens or (2048 if prefill else 1)
-    behind = context if context is not None else (0 if prefill else 2048)
-    return [_trace(model, each, new, behind) for each in batch or [1]]
+def load_level(name: str) -> Level:
+    from lowprec.errors import unknown
+    from lowprec.perf.price import Level
 
-
-def _recorded(path: Path) -> Workload | None:
-    """The workload in a file, or None if it is a transformers configuration."""
-    from pydantic import ValidationError
-
-    from lowprec.spec import Workload
-
-    try:
-        text = path.read_text()
-        data = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise LowprecError(f"{path}: {error}") from None
-    if isinstance(data, dict) and "model_type" in data:
-        return None
-    try:
-        return Workload.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise LowprecError(f"{path}: {key}: {first['msg']}; expected a recorded workload") from None
+    if name not in get_args(Level):
+        raise unknown("level", name, get_args(Level), "--level")
+    return cast("Level", name)
 
 
 def _estimate_row(workload: Workload, found: Estimate) -> dict[str, Any]:
     from lowprec.report.text import engineering
 
+    interval = {}
+    if found.level != "bound":
+        ends = f"{found.low * 1e3:.4g} to {found.high * 1e3:.4g}"
+        interval = {"90 %": ends, "calibration": found.calibration}
     return {
         "machine": found.machine,
         "phase": found.phase,
         "batch": workload.batch,
         "tokens/s/chip": engineering(found.tokens_per_second_per_chip),
         "ms": f"{found.seconds * 1e3:.4g}",
+        **interval,
         "chips": found.chips,
         "bound": found.bound,
         "share": f"{found.shares[found.bound]:.0%}",
