@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "exact": _DATA,
     "kernels": _DATA,
     "perf": _DATA,
+    "rtl": _DATA | {"exact"},
     "nn": _CORE,
     "checkpoints": _CORE | {"nn"},
     "eval": _CORE | {"nn", "checkpoints"},
