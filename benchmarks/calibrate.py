@@ -14,8 +14,8 @@ from typing import Any
 from lowprec.perf.kernel.constants import FOLDER, NAMES
 from lowprec.perf.kernel.intervals import REGIMES, regime
 from lowprec.perf.validation.files import read_points
-from lowprec.perf.validation.fit import explain, fit_group, grouped, samples
-from lowprec.perf.validation.leave_out import Left, residuals
+from lowprec.perf.validation.fit import explain, fit_group, grouped, samples, timed_singly
+from lowprec.perf.validation.leave_out import Fitted, Groups, Left, residuals
 
 POINTS = Path(__file__).parent / "validation" / "gemm.csv"
 # Which left-out residuals an interval comes from, by what the constants of a prediction rest on.
@@ -32,8 +32,6 @@ HEAD = """# Written by benchmarks/calibrate.py from benchmarks/validation/gemm.c
 
 
 def main() -> None:
-    import numpy as np
-
     data = samples(read_points(POINTS))
     groups = grouped(data)
     fitted = {}
@@ -54,9 +52,19 @@ def main() -> None:
         lines += [f'[group."{machine}"."{path}"]', f"points = {points}", *_values(values), ""]
     (FOLDER / "gemm.toml").write_text("\n".join(lines))
 
+    write_intervals(groups, fitted)
+
+
+def write_intervals(groups: Groups, fitted: Fitted) -> None:
+    """Quantiles of the left-out residuals. What was timed singly, unlike most, says nothing of how
+    far constants carry over."""
+    import numpy as np
+
     intervals = ["[gemm]"]
     for level, kinds in LEVELS.items():
-        found = [r for left in kinds for r in residuals(groups, fitted, left)]
+        some = {g: d for g, d in groups.items() if level == "fitted" or not timed_singly(d)}
+        own = {g: fitted[g] for g in some}
+        found = [r for left in kinds for r in residuals(some, own, left)]
         parts = []
         for name, _ in REGIMES:
             ratios = [r.ratio for r in found if regime(r.sample.op.m) == name]

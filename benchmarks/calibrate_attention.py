@@ -97,6 +97,8 @@ def main() -> None:
             values = fit(own, phase)
             lines += [f'[{phase}_on."{name}"]', f"points = {len(own)}"]
             lines += [*(f"{k} = {v:.4g}" for k, v in values.items()), ""]
+        # What is known less well is not known better.
+        ratios["transferred"] += ratios["fitted"]
         section = [f"[{phase}]"]
         for level, found in ratios.items():
             low, high = np.quantile(found, [0.05, 0.95])

@@ -60,11 +60,12 @@ def _chart(errors: Sequence[Error], label: Any) -> Any:
     """Quantiles of predicted over measured, one bar per label: 5 to 95 %, half, and the median."""
     import altair as alt
 
+    make: Any = alt.Data  # altair leaves it without types
     groups: dict[str, list[float]] = {}
     for error in errors:
         groups.setdefault(label(error), []).append(error.predicted / error.measured)
     data = [{"group": name} | _quantiles(sorted(values)) for name, values in groups.items()]
-    base = alt.Chart(alt.Data(values=data)).encode(
+    base = alt.Chart(make(values=data)).encode(
         y=alt.Y("group:N").sort(None).title(None).axis(labelLimit=320)
     )
     scale = alt.Scale(type="log", domain=[0.4, 2.5], clamp=True)
@@ -75,7 +76,7 @@ def _chart(errors: Sequence[Error], label: Any) -> Any:
         x=alt.X("quarter:Q").scale(scale), x2="three_quarters:Q"
     )
     tick = base.mark_tick(color="black", thickness=2).encode(x=alt.X("median:Q").scale(scale))
-    exact = alt.Chart(alt.Data(values=[{"x": 1}])).mark_rule(strokeDash=[3, 3]).encode(x="x:Q")
+    exact = alt.Chart(make(values=[{"x": 1}])).mark_rule(strokeDash=[3, 3]).encode(x="x:Q")
     return (exact + thin + thick + tick).properties(width=480)
 
 
