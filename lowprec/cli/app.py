@@ -47,3 +47,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RecipeText = Annotated[
     str, typer.Option("--recipe", help="A .toml file, a shipped name, or the text of a recipe.")
 ]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Processes that compute cells [cores // threads].")
+]
+Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each of them.")]
+Ray = Annotated[
+    str | None, typer.Option(help="Compute cells on Ray: auto, or a cluster's address.")
+]

@@ -83,9 +83,17 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Failed:
+    """A cell without a record, by what it is called in the study, and why."""
+
+    what: str
+    error: str
+
+
+@dataclass(frozen=True)
 class Report:
     """All of it. shown: (model, machine, workload) that the main chart opens with. protocol:
-    (what, how) lines; digests: (what, digest) lines."""
+    (what, how) lines; digests: (what, digest) lines; failed: cells that are missing."""
 
     title: str
     candidates: tuple[Candidate, ...]
@@ -94,6 +102,7 @@ class Report:
     shown: tuple[str, str, str] | None
     protocol: tuple[tuple[str, str], ...]
     digests: tuple[tuple[str, str], ...]
+    failed: tuple[Failed, ...] = ()
 
 
 def _spell(quantizers: list[Quantizer | None]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from lowprec.errors import LowprecError
 from lowprec.perf import Machine
 from lowprec.report import page
-from lowprec.report.data import Report
+from lowprec.report.data import Failed, Report
 from lowprec.report.progress import Progress, SilentProgress
 from lowprec.spec.base import digest
 from lowprec.spec.record import Record
+from lowprec.studies.cells import Cells, Executor, keep, read
+from lowprec.studies.executor.cell import Outcome, failed
 from lowprec.studies.shapes import Shape, load_shape
-from lowprec.studies.store import Store, write_atomically
+from lowprec.studies.store import Failure, Store, dump, write_atomically
 from lowprec.studies.study import Study, load_study
 from lowprec.studies.summary import Priced, build_report, manifest
 from lowprec.studies.throughput import jobs, load_machines, price, subject, tracer
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 class StudyResult:
     """What a study found. records: all cells, accuracy first, in the order of the study file;
     page: the path of report.html; computed: how many cells were not there before; corrupt: the
-    files that did not hold what their names say, and were computed anew."""
+    files that did not hold what their names say, and were computed anew; failed: the cells that
+    have no record, and why."""
 
     study: Study
     folder: Path
@@ -39,6 +42,7 @@ class StudyResult:
     page: Path
     computed: int
     corrupt: tuple[Path, ...]
+    failed: tuple[Failed, ...]
 
 
 def study(
@@ -46,16 +50,20 @@ def study(
     out: str | Path | None = None,
     progress: Progress | None = None,
     model: str | None = None,
+    executor: Executor | None = None,
 ) -> StudyResult:
     """Run the study in the TOML file `path` and keep it in the folder `out` (``runs/<name>``).
 
     model: what its recipes are measured on instead of the model in its [accuracy]; the folder is
-    then ``runs/<name>-<model>``.
+    then ``runs/<name>-<model>``. executor: how many local processes compute the accuracy cells, or
+    on which Ray cluster.
 
     Cells that `out` holds already are taken from there, so a killed run resumes and an edited
-    study computes only what changed. The same study, code and machine give the same records, byte
-    for byte. LowprecError for bad input, before anything is computed where it can be seen, and
-    where another study runs in `out`.
+    study computes only what changed. The same study, code, machine and number of threads give the
+    same records, byte for byte, whatever computes them. A cell that fails ends no study: it is in
+    `StudyResult.failed` and under ``failures`` in `out`, and is tried again by the next run.
+    LowprecError for bad input, before anything is computed where it can be seen, and where another
+    study runs in `out`.
     """
     plan = load_study(path)
     if model is not None:
@@ -66,7 +74,8 @@ def study(
         plan = plan.model_copy(update={"accuracy": accuracy, "name": name})
     store = Store(Path(out) if out is not None else Path("runs") / plan.name)
     with store.locked():
-        return _Run(plan, str(path), store, progress or SilentProgress()).all()
+        run = _Run(plan, str(path), store, progress or SilentProgress(), executor or Executor())
+        return run.all()
 
 
 @dataclass
@@ -75,21 +84,23 @@ class _Run:
     where: str
     store: Store
     progress: Progress
+    executor: Executor
     computed: int = 0
+    failed: list[Failed] = field(default_factory=list)
 
     def all(self) -> StudyResult:
         machines, bench = load_machines(self.plan, self.where), self._bench()
         shapes = self._shapes(bench)
         accuracy = self._accuracy(bench) if bench else []
         priced = self._throughput(shapes, machines)
-        result = build_report(self.plan, accuracy, priced, machines)
+        result = build_report(self.plan, accuracy, priced, machines, self.failed)
         write_atomically(self.store.folder / "study.json", manifest(self.plan, accuracy, priced))
         with self.progress.task("report"):
             path = page.write(result, self.store.folder)
-        records = (*accuracy, *(p.record for p in priced))
-        corrupt = tuple(self.store.corrupt)
+        records = (*filter(None, accuracy), *(p.record for p in priced))
+        corrupt, failed = tuple(self.store.corrupt), tuple(self.failed)
         return StudyResult(
-            self.plan, self.store.folder, records, result, path, self.computed, corrupt
+            self.plan, self.store.folder, records, result, path, self.computed, corrupt, failed
         )
 
     def _shapes(self, bench: Bench | None) -> list[Shape]:
@@ -112,11 +123,22 @@ class _Run:
             bench.check(named.recipe, f"{self.where}: recipes.{i} ({named.name})")
         return bench
 
-    def _accuracy(self, bench: Bench) -> list[Record]:
+    def _accuracy(self, bench: Bench) -> list[Record | None]:
+        cells = Cells(bench, self.executor)
+        found = cells.measure(self.plan.recipes)
+        self.computed += cells.computed
         return [
-            self._cell("accuracy", bench.subject(named.recipe), partial(bench.measure, named))
-            for named in self.plan.recipes
+            self._seen(named.name, record)
+            for named, record in zip(self.plan.recipes, found, strict=True)
         ]
+
+    def _seen(self, what: str, found: Record | Failure) -> Record | None:
+        """The record; of a failure none, and a note of it."""
+        if isinstance(found, Record):
+            return found
+        self.failed.append(Failed(what, found.error))
+        self.progress.say(f"{what}: failed: {found.error}")
+        return None
 
     def _throughput(self, shapes: list[Shape], machines: list[Machine]) -> list[Priced]:
         if self.plan.throughput is None:
@@ -133,26 +155,31 @@ class _Run:
         with self.progress.task("throughput") as update:
             for done, (shape, each, named) in enumerate(cells, 1):
                 recipe = named.recipe
-                record = self._cell(
+                found = self._cell(
                     "throughput",
                     subject(recipe, shape, each, todo),
                     partial(price, recipe, shape, each, todo, traced[shape.name]),
                 )
-                priced.append(Priced(named.name, shape.name, each.name, record))
+                record = self._seen(f"{named.name}, {shape.name} on {each.name}", found)
+                if record is not None:
+                    priced.append(Priced(named.name, shape.name, each.name, record))
                 update(done, len(cells))
         return priced
 
-    def _cell(self, kind: str, subject: dict[str, Any], compute: Callable[[], Record]) -> Record:
+    def _cell(
+        self, kind: str, subject: dict[str, Any], compute: Callable[[], Record]
+    ) -> Record | Failure:
         """The stored record of a cell, or a new one."""
         name = digest({"kind": kind, "subject": subject})
-        known = len(self.store.corrupt)
-        found = self.store.read(name)
-        if found is not None:
-            return found
-        for path in self.store.corrupt[known:]:
-            self.progress.say(f"{path}: damaged; computed anew")
+        stored = read(self.store, name, self.progress)
+        if stored is not None:
+            return stored
         start = time.perf_counter()
-        record = self.store.write(compute())
-        self.store.time(name, time.perf_counter() - start)
-        self.computed += 1
-        return record
+        try:
+            text = dump(compute())
+            outcome = Outcome(record=text, seconds=time.perf_counter() - start)
+        except Exception as error:  # that cell's answer, whatever it is
+            outcome = failed(error)
+        found = keep(self.store, name, kind, subject, outcome)
+        self.computed += isinstance(found, Record)
+        return found

@@ -9,15 +9,29 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from lowprec.errors import LowprecError
 from lowprec.spec.base import digest
 from lowprec.spec.record import Record
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A cell that has no record, and why; `trace` is Python's, where an exception was raised."""
+
+    cell: str
+    kind: str
+    subject: dict[str, Any]
+    error: str
+    trace: str
+
+
 class Store:
-    """The folder of a study: ``cells/<digest>.json`` and, beside the records, ``timings.jsonl``.
+    """The folder of a study: ``cells/<digest>.json`` and, beside the records, ``timings.jsonl`` and
+    ``failures/<digest>.json``, of cells that the next run tries again.
 
     A cell's file appears by an atomic rename of a synced file, so that a process killed at any
     moment leaves it whole or absent; what is read is validated all the same, against the SHA-256
@@ -27,6 +41,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cells = folder / "cells"
+        self.failures = folder / "failures"
         self.corrupt: list[Path] = []
 
     @contextmanager
@@ -73,7 +88,15 @@ class Store:
         """Store a record; the answer is what `read` will give, in order and type of all parts."""
         text = dump(record)
         write_atomically(self.path(record.name), text)
+        (self.failures / f"{record.name}.json").unlink(missing_ok=True)
         return parse(text)
+
+    def fail(self, failure: Failure) -> Failure:
+        """Note why a cell has no record."""
+        self.failures.mkdir(exist_ok=True)
+        text = json.dumps(asdict(failure), sort_keys=True, indent=1) + "\n"
+        write_atomically(self.failures / f"{failure.cell}.json", text)
+        return failure
 
     def time(self, name: str, seconds: float) -> None:
         """Note how long a cell took, apart from the records, which are free of wall time."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lowprec.perf import Machine, Quantity
-from lowprec.report.data import Candidate, Price, Report, Source
+from lowprec.report.data import Candidate, Failed, Price, Report, Source
 from lowprec.spec.base import Spec
 from lowprec.spec.record import Record
 from lowprec.studies.pareto import pareto
@@ -27,9 +27,14 @@ class Priced:
 
 
 def build_report(
-    plan: Study, accuracy: Sequence[Record], priced: Sequence[Priced], machines: Sequence[Machine]
+    plan: Study,
+    accuracy: Sequence[Record | None],
+    priced: Sequence[Priced],
+    machines: Sequence[Machine],
+    failed: Sequence[Failed] = (),
 ) -> Report:
-    """All that the report shows. The chart opens with the first model, machine and workload."""
+    """All that the report shows. The chart opens with the first model, machine and workload.
+    accuracy: a record per recipe, or None where its cell failed; or nothing at all."""
     records: list[Record | None] = [*accuracy] or [None] * len(plan.recipes)
     candidates = tuple(
         Candidate(named.name, named.recipe, record)
@@ -44,6 +49,7 @@ def build_report(
         shown=(prices[0].model, prices[0].machine, prices[0].workload) if prices else None,
         protocol=_protocol(plan, accuracy, priced),
         digests=_digests(plan, accuracy, priced),
+        failed=tuple(failed),
     )
 
 
@@ -130,11 +136,12 @@ def _quantities(spec: Any, key: str) -> Iterator[tuple[str, Quantity]]:
 
 
 def _protocol(
-    plan: Study, accuracy: Sequence[Record], priced: Sequence[Priced]
+    plan: Study, accuracy: Sequence[Record | None], priced: Sequence[Priced]
 ) -> tuple[tuple[str, str], ...]:
     lines: list[tuple[str, str]] = []
-    if accuracy:
-        lines += accuracy_lines(plan.accuracy, accuracy[0].subject, accuracy[0].details)
+    first = next(filter(None, accuracy), None)
+    if first is not None:
+        lines += accuracy_lines(plan.accuracy, first.subject, first.details)
     if priced:
         notes = [n for p in priced for line in p.record.details["workloads"] for n in line["notes"]]
         lines += throughput_lines(priced[0].record.details["calibration"], notes)
@@ -142,10 +149,11 @@ def _protocol(
 
 
 def _digests(
-    plan: Study, accuracy: Sequence[Record], priced: Sequence[Priced]
+    plan: Study, accuracy: Sequence[Record | None], priced: Sequence[Priced]
 ) -> tuple[tuple[str, str], ...]:
     found: dict[str, str] = {"study": plan.digest, "seed": str(plan.seed)}
-    for record in accuracy:
+    measured = [record for record in accuracy if record is not None]
+    for record in measured:
         subject = record.subject
         found[f"model {subject['model']['name']}"] = subject["model"]["digest"]
         found[f"text {subject['text']['name']}"] = subject["text"]["digest"]
@@ -157,19 +165,25 @@ def _digests(
         found.setdefault(f"model {each.model}", subject["model"]["digest"])
         found[f"machine {each.machine}"] = subject["machine"]["digest"]
         found["code of the throughput half"] = subject["code"]
-    for record in (*accuracy, *(p.record for p in priced)):
+    for record in (*measured, *(p.record for p in priced)):
         found |= {f"format {name}": value for name, value in record.subject["formats"].items()}
     for named in plan.recipes:
         found[f"recipe {named.name}"] = named.recipe.spell()
-    for named, record in zip(plan.recipes, accuracy, strict=False):
-        found[f"accuracy cell {named.name}"] = record.name
+    for name, cell in _named(plan, accuracy).items():
+        found[f"accuracy cell {name}"] = cell
     return tuple(found.items())
 
 
-def manifest(plan: Study, accuracy: Sequence[Record], priced: Sequence[Priced]) -> str:
+def _named(plan: Study, accuracy: Sequence[Record | None]) -> dict[str, str]:
+    """The names of the accuracy cells, by the recipes'."""
+    pairs = zip(plan.recipes, accuracy, strict=False)
+    return {named.name: record.name for named, record in pairs if record is not None}
+
+
+def manifest(plan: Study, accuracy: Sequence[Record | None], priced: Sequence[Priced]) -> str:
     """study.json: the study in full and the names of its cells, by what they are called."""
     cells = {
-        "accuracy": {n.name: r.name for n, r in zip(plan.recipes, accuracy, strict=False)},
+        "accuracy": _named(plan, accuracy),
         "throughput": [[p.model, p.machine, p.recipe, p.record.name] for p in priced],
     }
     return json.dumps({"study": plan.to_json(), "cells": cells}, indent=1, sort_keys=True) + "\n"

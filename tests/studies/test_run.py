@@ -23,12 +23,6 @@ def copy(undisturbed: StudyResult, tmp_path: Path) -> Path:
     return shutil.copytree(undisturbed.folder, tmp_path / "out")
 
 
-@pytest.fixture
-def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the report, which takes most of a tiny study's time and is tested elsewhere."""
-    monkeypatch.setattr("lowprec.report.page.write", lambda _report, folder: folder / "report.html")
-
-
 def test_the_records_say_what_was_measured(undisturbed: StudyResult) -> None:
     accuracy = [r for r in undisturbed.records if r.kind == "accuracy"]
     throughput = [r for r in undisturbed.records if r.kind == "throughput"]
@@ -115,48 +109,58 @@ def test_the_closing_table(undisturbed: StudyResult) -> None:
 
 
 # Forks a child per round that runs the study, and kills it after the given share of the time
-# that a whole run takes. The parent never computes, so that no thread of torch is forked.
+# that a whole run takes; one of its workers too, if it has any, halfway there. The parent never
+# computes, so that no thread of torch is forked.
 KILLER = """
-import os, signal, sys, time
+import os, signal, subprocess, sys, time
 from pathlib import Path
 import torch, transformers
 import lowprec.studies.accuracy
 from lowprec.report import page
-from lowprec.studies import study
+from lowprec.studies import Executor, study
 page.write = lambda _report, folder: folder / "report.html"
+file, out, workers, *shares = sys.argv[1:]
 def run(out):
     child = os.fork()
     if child == 0:
-        study(sys.argv[1], out)
+        study(file, out, executor=Executor(int(workers), 1))
         os._exit(0)
     return child
+def workers_of(pid):
+    ps = subprocess.run(["ps", "--ppid", str(pid), "-o", "pid="], capture_output=True, text=True)
+    return [int(line) for line in ps.stdout.split()]
 start = time.perf_counter()
-assert os.waitpid(run(sys.argv[2] + "-timed"), 0)[1] == 0
+assert os.waitpid(run(out + "-timed"), 0)[1] == 0
 whole = time.perf_counter() - start
 killed = 0
-for share in sys.argv[3:]:
-    child = run(sys.argv[2])
-    time.sleep(float(share) * whole)
+for share in map(float, shares):
+    child = run(out)
+    time.sleep(share / 2 * whole)
+    for worker in workers_of(child)[:1]:
+        os.kill(worker, signal.SIGKILL)
+    time.sleep(share / 2 * whole)
     os.kill(child, signal.SIGKILL)
     killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    print(len(list(Path(sys.argv[2], "cells").glob("*.json"))), flush=True)
 print("killed", killed)
-assert os.waitpid(run(sys.argv[2]), 0)[1] == 0
+assert os.waitpid(run(out), 0)[1] == 0
 """
+TWENTY = [(i * 0.381966) % 1 * 0.9 for i in range(1, 21)]
 
 
 @pytest.mark.parametrize(
-    "shares",
+    ("workers", "shares"),
     [
-        (0.2, 0.5, 0.8),
-        pytest.param([(i * 0.381966) % 1 * 0.9 for i in range(1, 21)], marks=pytest.mark.slow),
+        (1, (0.2, 0.5, 0.8)),
+        pytest.param(1, TWENTY, marks=pytest.mark.slow),
+        pytest.param(2, TWENTY, marks=pytest.mark.slow),
     ],
 )
 def test_killed_at_any_moment_it_resumes_to_the_same_records(
-    undisturbed: StudyResult, tiny: Path, tmp_path: Path, shares: list[float]
+    undisturbed: StudyResult, tiny: Path, tmp_path: Path, workers: int, shares: list[float]
 ) -> None:
-    command = [sys.executable, "-c", KILLER, str(tiny), str(tmp_path / "out"), *map(str, shares)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    out = str(tmp_path / "out")
+    command = [sys.executable, "-c", KILLER, str(tiny), out, str(workers), *map(str, shares)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) >= 1
     assert cells(tmp_path / "out") == cells(undisturbed.folder)

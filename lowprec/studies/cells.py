@@ -1,0 +1,141 @@
+"""Accuracy cells of one model and text: those that are stored, and the others computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lowprec.errors import LowprecError
+from lowprec.report.progress import Progress
+from lowprec.spec.base import digest
+from lowprec.spec.record import Record
+from lowprec.studies.executor.capacity import sizes
+from lowprec.studies.executor.cell import Outcome, Setup, attempt
+from lowprec.studies.executor.schedule import Pool, schedule
+from lowprec.studies.store import Failure, Store, parse
+from lowprec.studies.study import NamedRecipe
+
+if TYPE_CHECKING:
+    from lowprec.studies.accuracy import Bench
+
+
+@dataclass(frozen=True)
+class Executor:
+    """Where cells are computed. workers, threads: local processes and the threads of each, by
+    default as `executor.capacity` says; one worker is this process itself. ray: the address of a
+    Ray cluster, or ``auto``; its workers are as many as it has room for."""
+
+    workers: int | None = None
+    threads: int | None = None
+    ray: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise LowprecError(f"{name}: expected 1 or more, got {value}")
+
+
+@dataclass
+class Cells:
+    """Computes the cells of a bench. computed: how many were not there before."""
+
+    bench: Bench
+    executor: Executor
+    computed: int = 0
+
+    def measure(
+        self, recipes: Sequence[NamedRecipe], title: str = "accuracy"
+    ) -> list[Record | Failure]:
+        """The record of each recipe, or the failure that there is instead. What is computed is
+        stored at once; recipes that are equal but for their name are one cell."""
+        store = self.bench.store
+        subjects = [self.bench.subject(named.recipe) for named in recipes]
+        names = [digest({"kind": "accuracy", "subject": subject}) for subject in subjects]
+        found: dict[str, Record | Failure] = {}
+        todo: dict[str, int] = {}
+        for number, name in enumerate(names):
+            if name in found or name in todo:
+                continue
+            record = read(store, name, self.bench.progress)
+            if record is None:
+                todo[name] = number
+            else:
+                found[name] = record
+        numbers = list(todo.values())
+        for i, outcome in self._outcomes([recipes[n] for n in numbers], title):
+            number = numbers[i]
+            name = names[number]
+            found[name] = keep(store, name, "accuracy", subjects[number], outcome)
+            self.computed += isinstance(found[name], Record)
+        return [found[name] for name in names]
+
+    def _outcomes(self, todo: Sequence[NamedRecipe], title: str) -> Iterator[tuple[int, Outcome]]:
+        if not todo:
+            return
+        with self._threads() as (workers, threads):
+            _ = self.bench.baseline
+            if self.executor.ray is None and min(workers, len(todo)) == 1:
+                yield from ((i, attempt(self.bench, named)) for i, named in enumerate(todo))
+                return
+            with self.bench.progress.task(title) as update:
+                done = schedule(self._pool(min(workers, len(todo)), threads), todo)
+                for count, answer in enumerate(done, 1):
+                    yield answer
+                    update(count, len(todo))
+
+    def _pool(self, workers: int, threads: int) -> Pool:
+        bench = self.bench
+        folder = str(bench.store.folder.resolve())
+        setup = Setup(asked=bench.asked, seed=bench.seed, folder=folder, threads=threads)
+        if self.executor.ray is not None:
+            from lowprec.studies.executor.ray import RayPool
+
+            return RayPool(setup, self.executor.ray, self.executor.workers)
+        from lowprec.studies.executor.local import LocalPool
+
+        return LocalPool(setup, workers)
+
+    @contextmanager
+    def _threads(self) -> Iterator[tuple[int, int]]:
+        """Workers and threads; this process has as many threads as a worker meanwhile, so that
+        the unquantized model's answers have the same bits wherever they are computed."""
+        import torch
+
+        model = self.bench.loaded.model
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        asked = self.executor
+        workers, threads = sizes(size, asked.workers, asked.threads)
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            yield workers, threads
+        finally:
+            torch.set_num_threads(before)
+
+
+def read(store: Store, name: str, progress: Progress) -> Record | None:
+    """The stored record of a cell, or None; a damaged file is spoken of."""
+    known = len(store.corrupt)
+    record = store.read(name)
+    for path in store.corrupt[known:]:
+        progress.say(f"{path}: damaged; computed anew")
+    return record
+
+
+def keep(
+    store: Store, name: str, kind: str, subject: dict[str, object], outcome: Outcome
+) -> Record | Failure:
+    """Store a cell's outcome. A record of another cell than `name` is a failure: its worker has
+    another code, model or text."""
+    error, trace = outcome.error, outcome.trace
+    if outcome.record is not None:
+        record = parse(outcome.record)
+        if record.name == name:
+            stored = store.write(record)
+            store.time(name, outcome.seconds)
+            return stored
+        error = "the worker answered for another cell: it has another code, model or text"
+    return store.fail(Failure(name, kind, dict(subject), error, trace))

@@ -1,0 +1,126 @@
+"""The records in a study's folder as rows: to filter, to compare, to export."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lowprec.errors import LowprecError, unknown
+from lowprec.spec.record import Record
+from lowprec.studies.store import Store
+
+Row = dict[str, Any]
+KEYS = ("kind", "recipe", "model", "on", "metric")
+
+
+def load_rows(folder: Path) -> list[Row]:
+    """A row per metric of every record under ``cells``, and of every failure one with its error.
+
+    on: the text of an accuracy record, the machine of a throughput record. low, high: the ends of
+    the 95 % interval, where the metric has one. A recipe has the name that ``study.json`` gives
+    it, or is spelled in full. Records of the layers' noise have no metrics and no rows.
+    LowprecError where there is no such folder.
+    """
+    if not (folder / "cells").is_dir():
+        raise LowprecError(f"{folder}: no study's folder; expected one with 'cells' in it")
+    store, names, rows = Store(folder), _names(folder), []
+    for path in sorted(store.cells.glob("*.json")):
+        record = store.read(path.stem)
+        if record is None:
+            raise LowprecError(f"{path}: damaged; run the study again")
+        rows += _rows(record, names)
+    for path in sorted(store.failures.glob("*.json")):
+        failure = json.loads(path.read_text())
+        if not store.path(failure["cell"]).exists():
+            about = _about(failure["kind"], failure["subject"], names.get(failure["cell"]))
+            rows.append(about | {"metric": "failed", "error": failure["error"]})
+    return sorted(rows, key=lambda row: [row[key] for key in KEYS])
+
+
+def _names(folder: Path) -> dict[str, str]:
+    """What the study calls the recipes of its cells."""
+    try:
+        cells = json.loads((folder / "study.json").read_text())["cells"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    found = {cell: name for name, cell in cells["accuracy"].items()}
+    return found | {cell: recipe for _, _, recipe, cell in cells["throughput"]}
+
+
+def _rows(record: Record, names: dict[str, str]) -> list[Row]:
+    about = _about(record.kind, record.subject, names.get(record.name))
+    intervals = record.details.get("intervals", {})
+    rows = []
+    for name, metric in record.metrics.items():
+        low, high = intervals.get(name, (None, None))
+        values = {"metric": name, "value": metric.value, "se": metric.se, "low": low, "high": high}
+        rows.append(about | values)
+    return rows
+
+
+def _about(kind: str, subject: dict[str, Any], name: str | None) -> Row:
+    on = subject.get("machine") or subject.get("text") or {}
+    model = subject.get("model") or {}
+    recipe = name or str(subject.get("recipe", ""))
+    return {"kind": kind, "recipe": recipe, "model": model.get("name", ""),
+            "on": on.get("name", "")}  # fmt: skip
+
+
+def filtered(rows: Sequence[Row], where: Sequence[str]) -> list[Row]:
+    """The rows that fit all of `where`, each ``column=text``: the column contains the text, or
+    with ``column==text`` is it. LowprecError for what is no column."""
+    kept = list(rows)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    for condition in where:
+        column, equals, text = condition.partition("=")
+        if not equals:
+            raise LowprecError(f"--where {condition!r}: expected COLUMN=TEXT")
+        if column not in columns and rows:
+            raise unknown("column", column, columns, "--where")
+        exact, text = text.startswith("="), text.removeprefix("=")
+        kept = [
+            row
+            for row in kept
+            if (str(row.get(column)) == text if exact else text in str(row.get(column)))
+        ]
+    return kept
+
+
+def compare(rows: Sequence[Row], others: Sequence[Row]) -> list[Row]:
+    """Rows of both, matched by kind, recipe, model, text or machine, and metric: the value here,
+    there and the difference, there minus here; None where one side has none."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for side, some in (("here", rows), ("there", others)):
+        for row in some:
+            key = tuple(row[name] for name in KEYS)
+            line = found.setdefault(key, dict(zip(KEYS, key, strict=True)))
+            line |= {side: row.get("value"), f"{side} se": row.get("se")}
+    for line in found.values():
+        here: Any = line.setdefault("here", None)
+        there: Any = line.setdefault("there", None)
+        known = here is not None and there is not None
+        line["difference"] = float(there) - float(here) if known else None
+    return [found[key] for key in sorted(found)]
+
+
+def write_rows(rows: Sequence[Row], path: Path) -> None:
+    """CSV or Parquet, by the suffix; LowprecError for another one, or without pyarrow."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    if path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".parquet":
+        try:
+            import pyarrow  # type: ignore[import-untyped]
+            from pyarrow import parquet
+        except ImportError:
+            raise LowprecError(f"{path}: needs pyarrow; pip install 'lowprec[parquet]'") from None
+        table = pyarrow.table({key: [row.get(key) for row in rows] for key in columns})
+        parquet.write_table(table, path)
+    else:
+        raise LowprecError(f"{path}: expected a .csv or .parquet file")
