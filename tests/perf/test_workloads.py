@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -139,3 +141,16 @@ def test_an_80_layer_model_at_other_sizes_takes_milliseconds() -> None:
 def test_files_stay_small() -> None:
     folder = Path(load_workload.__code__.co_filename).parent
     assert max(path.stat().st_size for path in folder.glob("*.json")) < 40_000
+
+
+def test_a_shipped_model_is_priced_without_torch() -> None:
+    code = (
+        "import sys; sys.argv = ['lowprec', 'perf', 'meta-llama/Llama-3.1-405B', '--recipe', "
+        "'*: keep', '--machine', 'b200', '--batch', '8']\n"
+        "from lowprec.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
+        "assert not {'torch', 'transformers', 'numpy', 'scipy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "decode" in done.stdout
