@@ -1,4 +1,4 @@
-"""`lowprec study` and `lowprec eval`: the accuracy half, and both together."""
+"""`lowprec study`: accuracy and throughput together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lowprec.cli.app import Json, RecipeText
+from lowprec.cli.app import Json
 
 app = typer.Typer()
 
@@ -61,34 +61,3 @@ def _study_table(rows: list[dict[str, Any]], shown: tuple[str, str, str] | None)
 def _interval(metric: dict[str, Any], form: str) -> str:
     low, high = metric["interval"]
     return f"{metric['value']:{form}} ± {(high - low) / 2:.4f}"
-
-
-@app.command(name="eval")
-def evaluate(
-    model: Annotated[str, typer.Argument(help="A shipped name, a folder, a .gguf file, a hub id.")],
-    recipe: RecipeText,
-    text: Annotated[
-        str, typer.Option(help="A shipped text's name or a file.")
-    ] = "house-of-commons",
-    windows: Annotated[int, typer.Option(min=2, help="Windows that are scored.")] = 8,
-    length: Annotated[int, typer.Option(min=2, help="Tokens per window.")] = 512,
-    as_json: Json = False,
-) -> None:
-    """Measure one recipe on one model: differences to the unquantized run on the same tokens."""
-    from lowprec.report.progress import for_terminal
-    from lowprec.report.text import print_json, show_rows
-    from lowprec.spec import load_recipe
-    from lowprec.studies.single import evaluate_one
-    from lowprec.studies.study import Accuracy
-
-    asked = Accuracy(model=model, text=text, length=length, windows=windows)
-    record = evaluate_one(asked, load_recipe(recipe, "--recipe"), for_terminal())
-    if as_json:
-        print_json(record.to_json())
-        return
-    rows = []
-    for name, metric in record.metrics.items():
-        low, high = record.details["intervals"].get(name, ("", ""))
-        row = {"metric": name, "value": metric.value, "se": "" if metric.se is None else metric.se}
-        rows.append(row | {"95 % from": low, "to": high})
-    show_rows(rows, as_json=False)

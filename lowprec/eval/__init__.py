@@ -1,8 +1,9 @@
 """Accuracy of a model in low precision: models, texts, measures, statistics."""
 
-from lowprec.eval.data import Protocol, Suite, Text, Windows, cut, load_suite, load_text
+from lowprec.eval.data import Suite, Text, load_suite, load_text
 from lowprec.eval.models import LoadedModel, load_model
-from lowprec.eval.perplexity import Baseline, evaluate_windows, make_baseline
+from lowprec.eval.perplexity import Baseline, evaluate_windows, make_baseline, score_windows
+from lowprec.eval.protocols import Protocol, Windows, cut, windows_of
 
 __all__ = [
     "Baseline",
@@ -17,4 +18,6 @@ __all__ = [
     "load_suite",
     "load_text",
     "make_baseline",
+    "score_windows",
+    "windows_of",
 ]

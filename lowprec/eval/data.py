@@ -1,19 +1,22 @@
-"""Texts, from a package or a local file, and the windows of tokens that models are scored on."""
+"""Texts, from a package, the Hugging Face hub or a local file."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import io
+import re
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 from pydantic import Field
 
 from lowprec.errors import LowprecError, unknown
 from lowprec.eval.fetch import Say, Wheel, fetch, read_member, to_stderr
+from lowprec.eval.hub import FileText, file_text
+from lowprec.eval.protocols import Protocol
 from lowprec.spec.base import Spec
 from lowprec.spec.load import build, data_dir, read_toml
 
@@ -41,28 +44,27 @@ class PackageText(Spec):
     notes: tuple[str, ...] = ()
 
 
-class Protocol(Spec):
-    """How a text is cut: tokens per window, and how many windows (all, without a number)."""
-
-    seqlen: Annotated[int, Field(ge=2, le=1 << 20)] = 512
-    windows: Annotated[int, Field(ge=1)] | None = None
-
-
 class Suite(Spec):
     """A text and how it is cut: one file under evals/suites."""
 
     name: str
     title: str
-    text: PackageText
+    text: PackageText | FileText
     protocol: Protocol = Protocol()
 
 
 @dataclass(frozen=True)
 class Text:
-    """Documents of prose; `digest` is the SHA-256 (hex) of them all."""
+    """Documents of prose; `digest` is the SHA-256 (hex) of them all.
+
+    separator: what stands between two of them in the one file that they come from. rows: their
+    lines are the rows of the data set, which some protocols join with blank lines.
+    """
 
     name: str
     documents: tuple[str, ...]
+    separator: str = SEPARATOR
+    rows: bool = False
 
     @property
     def digest(self) -> str:
@@ -70,29 +72,6 @@ class Text:
         for document in self.documents:
             data = document.encode()
             sha.update(len(data).to_bytes(8, "little") + data)
-        return sha.hexdigest()
-
-
-@dataclass(frozen=True, eq=False)
-class Windows:
-    """Disjoint windows of one text.
-
-    ids: int64 [n, L], the tokens of each window, after a BOS token where `bos` is one.
-    clusters: int64 [n, L - 1], for each scored token (all but a window's first) the number of
-    its document or, in a text of one document, of its window: tokens with different numbers are
-    treated as independent.
-    """
-
-    ids: np.ndarray
-    clusters: np.ndarray
-    bos: int | None
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 (hex) of shape, tokens and clusters."""
-        sha = hashlib.sha256(repr((self.ids.shape, self.bos)).encode())
-        sha.update(self.ids.astype("<i8").tobytes())
-        sha.update(self.clusters.astype("<i8").tobytes())
         return sha.hexdigest()
 
 
@@ -120,7 +99,19 @@ def load_text(spec: str | Path, say: Say = to_stderr, where: str = "") -> Text:
     if not name.endswith(".toml") and ("/" in name or Path(name).suffix):
         return _local_text(Path(name).expanduser())
     suite = load_suite(spec, where)
+    if isinstance(suite.text, FileText):
+        whole = file_text(suite.text, say)
+        documents = _split(whole, suite.text.heading)
+        return Text(suite.name, documents, separator="", rows=True)
     return Text(suite.name, _documents(suite.text, fetch(suite.text.wheel, say)))
+
+
+def _split(whole: str, heading: str | None) -> tuple[str, ...]:
+    """`whole` cut in front of every line that is a heading; what precedes the first stays with
+    its document."""
+    starts = [m.start() for m in re.finditer(heading, whole, re.MULTILINE)] if heading else []
+    cuts = [0, *starts[1:], len(whole)]
+    return tuple(whole[a:b] for a, b in pairwise(cuts))
 
 
 def _local_text(path: Path) -> Text:
@@ -155,52 +146,3 @@ def _documents(source: PackageText, wheel: Path) -> tuple[str, ...]:
     if not kept:
         raise LowprecError(f"{where}: no document has {source.min_words} to {longest} words")
     return kept
-
-
-def cut(text: Text, tokenizer: Any, seqlen: int = 512, count: int | None = None) -> Windows:
-    """The first `count` windows of `seqlen` tokens (all of them for None).
-
-    Every document is tokenized once, followed by a blank line, and the tokens are joined and cut
-    without overlap; the rest that fills no window is dropped. A window may hold the end of one
-    document and the start of the next. The BOS policy is the tokenizer's own: where it begins a
-    sequence with BOS, each window is BOS and ``seqlen - 1`` tokens of the text. All tokens but a
-    window's first are scored, so the contexts are 1 to ``seqlen - 1`` tokens long.
-    """
-    bos = _bos(tokenizer)
-    width = seqlen - (bos is not None)
-    if width < 1 or seqlen < 2:
-        raise LowprecError(f"{text.name}: a window of {seqlen} tokens scores nothing")
-    tokens, owners = _tokens(text, tokenizer, None if count is None else count * width)
-    available = len(tokens) // width
-    wanted = max(1, count or 1)
-    if available < wanted:
-        raise LowprecError(
-            f"{text.name}: {len(tokens)} tokens, too short for {wanted} "
-            f"window{'s' * (wanted > 1)} of {seqlen}"
-        )
-    n = count or available
-    ids = tokens[: n * width].reshape(n, width)
-    clusters = owners[: n * width].reshape(n, width)
-    if len(text.documents) == 1:
-        clusters = np.broadcast_to(np.arange(n)[:, None], ids.shape)
-    if bos is None:
-        return Windows(ids, np.ascontiguousarray(clusters[:, 1:]), None)
-    return Windows(np.insert(ids, 0, bos, axis=1), np.ascontiguousarray(clusters), bos)
-
-
-def _bos(tokenizer: Any) -> int | None:
-    first = tokenizer("").input_ids[:1]
-    return tokenizer.bos_token_id if first and first[0] == tokenizer.bos_token_id else None
-
-
-def _tokens(text: Text, tokenizer: Any, enough: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and the number of each one's document, until there are `enough`."""
-    tokens: list[int] = []
-    owners: list[int] = []
-    for number, document in enumerate(text.documents):
-        piece = tokenizer(document + SEPARATOR, add_special_tokens=False, verbose=False).input_ids
-        tokens += piece
-        owners += [number] * len(piece)
-        if enough is not None and len(tokens) >= enough:
-            break
-    return np.array(tokens, dtype=np.int64), np.array(owners, dtype=np.int64)

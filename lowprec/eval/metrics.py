@@ -81,27 +81,89 @@ def join(parts: list[TokenScores]) -> TokenScores:
     )
 
 
+# The quantiles that llama.cpp's tool prints: of the KL divergence, and of the change of the right
+# token's probability.
+_SHARES = {"max": 1.0, "p999": 0.999, "p99": 0.99, "p95": 0.95, "p90": 0.9, "median": 0.5}
+_SHARES |= {"p10": 0.1, "p5": 0.05, "p1": 0.01, "p01": 0.001, "min": 0.0}
+QUANTILES = tuple(f"{measure}_{name}" for measure in ("kl", "dp") for name in _SHARES)
+# The differences whose interval is also bootstrapped.
+BOOTSTRAPPED = ("dnll", "kl")
+
+
 def summarize(scores: TokenScores, clusters: np.ndarray) -> dict[str, float | int]:
     """Plain numbers of a whole run; `clusters` has a number per token, in the same order.
 
-    For each of ppl, base_ppl, nll, dnll (paired difference to the unquantized run, nats per token;
-    it is also ln of the perplexities' ratio), kl, top1 and rms_dp: the value under its name, its
-    standard error as ``_se``, its 95 % interval as ``_low`` and ``_high``. Further kl_median,
-    kl_p99, kl_p999, kl_max, n_tokens, n_clusters.
+    The list of llama.cpp's perplexity tool: ppl and base_ppl, ppl_ratio and ppl_difference (Q to
+    P), cor_ln_ppl (correlation of the two models' losses over the tokens), nll, dnll (paired
+    difference to the unquantized run, nats per token; also ln of ppl_ratio), kl, top1, dp and
+    rms_dp (mean and root mean square of the change of the right token's probability). Of each: the
+    value under its name, its cluster-robust standard error as ``_se``, its 95 % interval as
+    ``_low`` and ``_high``, and as ``_iid`` the standard error of independent tokens, which is what
+    llama.cpp prints. dnll and kl have a bootstrap interval too, ``_boot_low`` and ``_boot_high``.
+    Further `QUANTILES`, n_tokens, n_clusters, and dof of the intervals.
     """
-    estimates = {
-        "ppl": statistics.perplexity(scores.nll, clusters),
-        "base_ppl": statistics.perplexity(scores.base_nll, clusters),
-        "nll": statistics.mean(scores.nll, clusters),
-        "dnll": statistics.difference(scores.nll, scores.base_nll, clusters),
-        "kl": statistics.mean(scores.kl, clusters),
-        "top1": statistics.mean(scores.top1, clusters),
-        "rms_dp": statistics.rms(scores.dp, clusters),
-    }
     result: dict[str, float | int] = {}
+    alone = np.arange(scores.nll.size)
+    independent = _estimates(scores, alone) if alone.size > 1 else {}
+    estimates = _estimates(scores, clusters)
     for name, e in estimates.items():
         result |= {name: e.value, f"{name}_se": e.se, f"{name}_low": e.low, f"{name}_high": e.high}
-    quantiles = {"kl_median": 0.5, "kl_p99": 0.99, "kl_p999": 0.999, "kl_max": 1.0}
-    values = np.quantile(scores.kl, list(quantiles.values()))
-    result |= dict(zip(quantiles, map(float, values), strict=True))
-    return result | {"n_tokens": scores.nll.size, "n_clusters": len(np.unique(clusters))}
+        result[f"{name}_iid"] = independent[name].se
+    for name, x in zip(BOOTSTRAPPED, (scores.nll - scores.base_nll, scores.kl), strict=True):
+        low, high = statistics.bootstrap(x, clusters)
+        result |= {f"{name}_boot_low": low, f"{name}_boot_high": high}
+    for measure in ("kl", "dp"):
+        values = np.quantile(getattr(scores, measure), list(_SHARES.values()))
+        result |= {f"{measure}_{n}": float(v) for n, v in zip(_SHARES, values, strict=True)}
+    counts = {"n_tokens": scores.nll.size, "n_clusters": len(np.unique(clusters))}
+    return result | counts | {"dof": estimates["kl"].dof}
+
+
+def _estimates(s: TokenScores, clusters: np.ndarray) -> dict[str, statistics.Estimate]:
+    ppl, base_ppl = (statistics.perplexity(x, clusters) for x in (s.nll, s.base_nll))
+    dnll = statistics.difference(s.nll, s.base_nll, clusters)
+    change = ppl.value * (s.nll - s.nll.mean()) - base_ppl.value * (s.base_nll - s.base_nll.mean())
+    return {
+        "ppl": ppl,
+        "base_ppl": base_ppl,
+        "ppl_ratio": statistics.exponential(dnll),
+        "ppl_difference": statistics.influence(ppl.value - base_ppl.value, change, clusters),
+        "cor_ln_ppl": statistics.correlation(s.nll, s.base_nll, clusters),
+        "nll": statistics.mean(s.nll, clusters),
+        "dnll": dnll,
+        "kl": statistics.mean(s.kl, clusters),
+        "top1": statistics.mean(s.top1, clusters),
+        "dp": statistics.mean(s.dp, clusters),
+        "rms_dp": statistics.rms(s.dp, clusters),
+    }
+
+
+def by_position(scores: TokenScores, contexts: np.ndarray, clusters: np.ndarray) -> list[Bucket]:
+    """Losses by the number of tokens in front of the scored one, `contexts`, in buckets from one
+    power of two to the next: whether a format loses more in long contexts, where a KV cache's
+    errors add up. Buckets of tokens of fewer than two clusters have no error and are left out."""
+    found = []
+    first = 1
+    while first <= contexts.max():
+        inside = (contexts >= first) & (contexts < 2 * first)
+        if len(np.unique(clusters[inside])) > 1:
+            nll = scores.nll[inside]
+            dnll = statistics.difference(nll, scores.base_nll[inside], clusters[inside])
+            kl = statistics.mean(scores.kl[inside], clusters[inside])
+            last = min(2 * first - 1, int(contexts.max()))
+            size = int(inside.sum())
+            found.append(Bucket(first, last, size, float(nll.mean()), dnll, kl))
+        first *= 2
+    return found
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tokens behind `first` to `last` others. nll: mean, in nats; dnll, kl: as in `summarize`."""
+
+    first: int
+    last: int
+    tokens: int
+    nll: float
+    dnll: statistics.Estimate
+    kl: statistics.Estimate

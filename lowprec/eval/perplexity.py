@@ -14,9 +14,9 @@ import torch
 from filelock import FileLock
 
 from lowprec.errors import LowprecError
-from lowprec.eval.data import Windows
 from lowprec.eval.fetch import sha256_file
 from lowprec.eval.metrics import TokenScores, compare, join, log_probs, summarize
+from lowprec.eval.protocols import Windows
 
 Progress = Callable[[int, int], None]
 _LOG_PROBS = "baseline.f32"
@@ -25,32 +25,38 @@ _INDEX = "baseline.json"
 
 @dataclass(frozen=True)
 class Baseline:
-    """Log-probabilities of the unquantized model, in a file: float32 [n, L - 1, V], row-major.
+    """Log-probabilities of the unquantized model at every scored token, in a file: float32
+    [tokens, V], row-major, window after window; `starts` are the windows' first rows.
 
     `key` says what computed them; `windows` is the digest of the windows, `sha256` the file's.
     """
 
     path: Path
-    shape: tuple[int, int, int]
+    shape: tuple[int, int]
+    starts: tuple[int, ...]
     key: str
     windows: str
     sha256: str
 
     def window(self, i: int) -> torch.Tensor:
-        """Log-probabilities [L - 1, V] at the scored tokens of window `i`, read from the file."""
-        _, tokens, vocabulary = self.shape
-        size = tokens * vocabulary
-        data = np.fromfile(self.path, dtype="<f4", count=size, offset=4 * i * size)
+        """Log-probabilities at the scored tokens of window `i`, read from the file."""
+        tokens, vocabulary = self.shape
+        first, end = (*self.starts, tokens)[i : i + 2]
+        size = (end - first) * vocabulary
+        data = np.fromfile(self.path, dtype="<f4", count=size, offset=4 * first * vocabulary)
         if data.size != size:
             raise LowprecError(f"{self.path}: ends within window {i}; remove it and run again")
-        return torch.from_numpy(data.reshape(tokens, vocabulary))
+        return torch.from_numpy(data.reshape(-1, vocabulary))
 
 
 def open_baseline(folder: Path, windows: Windows, key: str) -> Baseline | None:
     """The baseline stored in `folder`, or None where it is not whole or of other windows or key."""
     try:
         index = json.loads((folder / _INDEX).read_text())
-        found = Baseline(path=folder / _LOG_PROBS, **index | {"shape": tuple(index["shape"])})
+        found = Baseline(
+            path=folder / _LOG_PROBS,
+            **index | {"shape": tuple(index["shape"]), "starts": tuple(index["starts"])},
+        )
         whole = found.path.stat().st_size == 4 * int(np.prod(found.shape))
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -80,17 +86,21 @@ def _write_baseline(
 ) -> Baseline:
     (folder / _INDEX).unlink(missing_ok=True)
     partial = folder / f"{_LOG_PROBS}.partial"
-    sha, shape = hashlib.sha256(), (0, 0)
+    sha, sizes, vocabulary = hashlib.sha256(), [], 0
     with partial.open("wb") as file:
         for i, logs in enumerate(_all_log_probs(model, windows, progress)):
             data = logs.cpu().numpy().astype("<f4", copy=False)
-            if i and data.shape != shape:
-                raise LowprecError(f"window {i}: log-probabilities {data.shape}, not {shape}")
-            shape = data.shape
+            if i and data.shape[1] != vocabulary:
+                raise LowprecError(
+                    f"window {i}: {data.shape[1]} logits per token, not {vocabulary}"
+                )
+            vocabulary = data.shape[1]
+            sizes.append(len(data))
             file.write(data)
             sha.update(data)
     partial.replace(folder / _LOG_PROBS)
-    index = {"shape": (len(windows.ids), *shape), "key": key}
+    starts = tuple(int(n) for n in np.cumsum([0, *sizes[:-1]]))
+    index: dict[str, Any] = {"shape": (sum(sizes), vocabulary), "starts": starts, "key": key}
     index |= {"windows": windows.digest, "sha256": sha.hexdigest()}
     partial = folder / f"{_INDEX}.partial"
     partial.write_text(json.dumps(index, indent=1))
@@ -111,7 +121,8 @@ def score_windows(
             raise LowprecError(
                 f"window {i}: {logs.shape[1]} logits per token, {base.shape[1]} in the baseline"
             )
-        parts.append(compare(base, logs, torch.from_numpy(windows.ids[i, 1:]).to(logs.device)))
+        right = torch.from_numpy(windows.tokens(i)[1:][windows.places(i)])
+        parts.append(compare(base, logs, right.to(logs.device)))
     return join(parts)
 
 
@@ -120,30 +131,33 @@ def evaluate_windows(
 ) -> dict[str, float | int]:
     """Perplexity, KL divergence and the rest of `metrics.summarize`, as plain numbers.
 
-    `model` is called as ``model(input_ids=ids, use_cache=False)`` with one window [1, L], so that
+    `model` is called as ``model(input_ids=ids, use_cache=False)`` with one window [1, L], never
+    with what fills up a short one, so that
     scales taken over a whole activation never depend on which windows share a batch; its
     answer's `logits` are [1, L, V], float32 or bfloat16. The same model, windows, threads and
     machine give the same bits. `progress(done, total)` is called after each window. Memory: one
     window's logits and two copies of its log-probabilities. LowprecError where logits are NaN or
     Inf, or the model is in training mode.
     """
-    return summarize(score_windows(model, windows, baseline, progress), windows.clusters)
+    return summarize(score_windows(model, windows, baseline, progress), windows.owners)
 
 
 def _all_log_probs(model: Any, windows: Windows, progress: Progress | None) -> Any:
-    """Log-probabilities [L - 1, V] of each window in turn."""
+    """Log-probabilities at the scored tokens of each window in turn."""
     if getattr(model, "training", False):
         raise LowprecError("the model is in training mode; call model.eval() first")
     for i in range(len(windows.ids)):
-        yield _log_probs(model, windows.ids[i], i)
+        yield _log_probs(model, windows.tokens(i), windows.places(i), i)
         if progress:
             progress(i + 1, len(windows.ids))
 
 
 @torch.inference_mode()
-def _log_probs(model: Any, ids: np.ndarray, i: int) -> torch.Tensor:
+def _log_probs(model: Any, ids: np.ndarray, places: np.ndarray, i: int) -> torch.Tensor:
     tokens = torch.from_numpy(ids)[None].to(getattr(model, "device", "cpu"))
     logits = model(input_ids=tokens, use_cache=False).logits[0, :-1]
+    if len(places) < len(logits):
+        logits = logits[torch.from_numpy(places).to(logits.device)]
     if not torch.isfinite(logits).all():
         raise LowprecError(f"window {i}: the model's logits are not finite")
     return log_probs(logits)

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import torch
 
+from lowprec.errors import LowprecError
 from lowprec.eval import (
     Baseline,
     LoadedModel,
     Text,
     Windows,
-    cut,
-    evaluate_windows,
     load_model,
     load_text,
     make_baseline,
+    score_windows,
+    windows_of,
 )
-from lowprec.eval.sqnr import activation_sqnr, weight_sqnr
+from lowprec.eval.metrics import BOOTSTRAPPED, QUANTILES, TokenScores, by_position, summarize
+from lowprec.eval.power import announcement, sums_by_cluster
+from lowprec.eval.tensors import operand_errors
 from lowprec.nn import coverage, unwrap, wrap
 from lowprec.nn.calibration.calibrate import calibrate
 from lowprec.nn.wrap import check
@@ -35,8 +39,6 @@ from lowprec.studies.recipes import format_digests
 from lowprec.studies.shapes import Shape
 from lowprec.studies.store import Store
 from lowprec.studies.study import Accuracy, NamedRecipe
-
-PLAIN = ("kl_median", "kl_p99", "kl_p999", "kl_max")
 
 
 @dataclass
@@ -58,7 +60,7 @@ class Bench:
 
     def subject(self, recipe: Recipe) -> dict[str, Any]:
         """All that determines a cell; see `Record`."""
-        protocol = {"length": self.asked.length, "windows": self.asked.windows}
+        protocol = self.asked.cut.to_json()
         if recipe.needs_calibration:
             protocol["calibration"] = self.asked.calibration
         return {
@@ -71,6 +73,12 @@ class Bench:
             "seed": self.seed,
             "code": code_digest(ACCURACY),
         }
+
+    @property
+    def announcement(self) -> str:
+        """What the tokens will be able to tell, before anything runs."""
+        owners = self.windows.owners
+        return announcement(owners.size, len(np.unique(owners)))
 
     @property
     def shape(self) -> Shape:
@@ -93,19 +101,19 @@ class Bench:
     def measure(self, named: NamedRecipe) -> Record:
         """The record of one recipe; the model is as before when this returns or raises."""
         model, baseline = self.loaded.model, self.baseline
-        first = torch.from_numpy(self.windows.ids[:1])
+        first = torch.from_numpy(self.windows.tokens(0))[None]
         torch.manual_seed(self.seed)
-        inputs = activation_sqnr(model, named.recipe, first)
         try:
             wrapped = wrap(model, named.recipe)
             if named.recipe.needs_calibration:
                 self._calibrate(wrapped, named.name)
             with self.progress.task(named.name) as update:
-                result = evaluate_windows(wrapped, self.windows, baseline, update)
+                scores = score_windows(wrapped, self.windows, baseline, update)
             covered = coverage(wrapped)
-            weights = weight_sqnr(wrapped)
+            errors = operand_errors(wrapped, first.to(model.device))
         finally:
             unwrap(model)
+        result = summarize(scores, self.windows.owners)
         return Record(
             kind="accuracy",
             subject=self.subject(named.recipe),
@@ -113,18 +121,43 @@ class Bench:
             details={
                 "intervals": intervals(result),
                 "coverage": covered.to_json(),
-                "layers": layers(weights, inputs),
+                "layers": layers(errors),
+                "operands": errors,
                 "tokens": result["n_tokens"],
                 "clusters": result["n_clusters"],
+                "dof": result["dof"],
+                "iid": {name: result[f"{name}_iid"] for name in measured(result)},
+                "bootstrap": {
+                    name: [result[f"{name}_boot_low"], result[f"{name}_boot_high"]]
+                    for name in BOOTSTRAPPED
+                },
+                "positions": self._positions(scores),
+                "by_cluster": sums_by_cluster(scores, self.windows.owners),
             },
             environment=environment(),
         )
 
+    def _positions(self, scores: TokenScores) -> list[dict[str, Any]]:
+        found = by_position(scores, self.windows.contexts, self.windows.owners)
+        return [asdict(bucket) for bucket in found]
+
     def _calibrate(self, wrapped: Any, name: str) -> None:
-        first, count = self.asked.windows, self.asked.calibration
-        ids = cut(self.text, self.loaded.tokenizer, self.asked.length, first + count).ids[first:]
+        asked, count = self.asked, self.asked.calibration
+        if asked.windows is None:
+            raise LowprecError(
+                f"{name}: its calibration reads windows behind the scored ones; say how many "
+                "windows are scored, and leave some"
+            )
+        # Windows of `strided` share tokens: only those behind the last scored one are unseen.
+        shared = -(-asked.length // asked.cut.step) - 1 if asked.protocol == "strided" else 0
+        first = asked.windows + shared
+        more = asked.cut.model_copy(update={"windows": first + count})
+        windows = windows_of(self.text, self.loaded.tokenizer, more)
         with self.progress.task(f"{name}: calibration") as update:
-            batches = [{"input_ids": torch.from_numpy(row)[None]} for row in ids]
+            batches = [
+                {"input_ids": torch.from_numpy(windows.tokens(i))[None]}
+                for i in range(first, first + count)
+            ]
             calibrate(wrapped, batches, progress=update)
 
 
@@ -136,16 +169,20 @@ def load_bench(asked: Accuracy, seed: int, where: str, store: Store, progress: P
         )
     with progress.task(f"loading {asked.text}"):
         text = load_text(asked.text, say=progress.say, where=where and f"{where}: accuracy.text")
-        windows = cut(text, loaded.tokenizer, asked.length, asked.windows)
+        windows = windows_of(text, loaded.tokenizer, asked.cut)
     return Bench(asked, seed, loaded, text, windows, store, progress)
 
 
-def layers(weights: dict[str, float], inputs: dict[str, float]) -> list[dict[str, Any]]:
-    """A row per quantized module; None for an operand that the recipe leaves alone."""
-    return [
-        {"path": path, "weight_db": weights.get(path), "activation_db": inputs.get(path)}
-        for path in dict.fromkeys([*inputs, *weights])
-    ]
+def layers(errors: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per module with a quantized linear operand: the dB of its weight and of its input,
+    None for one that the recipe leaves alone."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in errors:
+        if row["operation"] == "linear" and row["operand"] in ("weight", "activation"):
+            empty = {"path": row["path"], "weight_db": None, "activation_db": None}
+            layer = found.setdefault(row["path"], empty)
+            layer[f"{row['operand']}_db"] = row["sqnr_db"]
+    return list(found.values())
 
 
 def measured(result: dict[str, float | int]) -> Iterator[str]:
@@ -159,7 +196,7 @@ def metrics(result: dict[str, float | int]) -> dict[str, Metric]:
         name: Metric(value=float(result[name]), se=float(result[f"{name}_se"]))
         for name in measured(result)
     }
-    return found | {name: Metric(value=float(result[name])) for name in PLAIN}
+    return found | {name: Metric(value=float(result[name])) for name in QUANTILES}
 
 
 def intervals(result: dict[str, float | int]) -> dict[str, list[float]]:

@@ -12,8 +12,9 @@ seen {calibration} windows of the same text behind the scored ones."""
 
 STATISTICS = """KL(P || Q) over the whole vocabulary, P being the unquantized model; ΔNLL is the
 paired difference on the same tokens. Standard errors are cluster-robust over documents (over
-windows in a text of one document) and the intervals are 95 % of Student's t. They speak of the
-choice of tokens, not of other models or other kinds of text."""
+windows in a text of one document) and the intervals are 95 % of Student's t; the records hold those
+of a bootstrap over the clusters too. They speak of the choice of tokens, not of other models or
+other kinds of text."""
 
 ROOFLINE = """A roofline of every operation recorded from the model, at datasheet rates and
 bandwidths, with scales counted in the bytes. It is a bound: measured speed is lower, and how much
@@ -26,9 +27,8 @@ def accuracy_lines(
 ) -> list[tuple[str, str]]:
     """(what, how) of an accuracy record's numbers; `asked` is the study's Accuracy."""
     model, text = subject["model"]["name"], subject["text"]["name"]
-    what = f"""{model} in float32 on {asked.windows} disjoint windows of {asked.length} tokens of
-    {text}: {details["tokens"]} scored tokens in {details["clusters"]} clusters. Every token of a
-    window but its first is scored."""
+    what = f"""{model} in float32 on {text}, protocol {asked.cut.described()}:
+    {details["tokens"]} scored tokens in {details["clusters"]} clusters."""
     return [
         ("Model and text", _line(what)),
         ("Emulation", _line(EMULATION.format(calibration=asked.calibration))),

@@ -12,15 +12,16 @@ import torch
 from torch import nn
 
 from lowprec.errors import LowprecError
-from lowprec.eval import LoadedModel, cut, load_text
+from lowprec.eval import LoadedModel, Protocol, load_suite, load_text, windows_of
 from lowprec.nn import unwrap, wrap
 from lowprec.nn.wrap import recipe_of
 from lowprec.report.progress import Progress, for_terminal
+from lowprec.spec.load import build
 from lowprec.spec.recipe import Recipe
 from lowprec.spec.record import Record
 from lowprec.spec.text import load_recipe
 from lowprec.studies.accuracy import Bench, load_bench
-from lowprec.studies.store import Store
+from lowprec.studies.store import Store, parse
 from lowprec.studies.study import Accuracy, NamedRecipe
 
 
@@ -30,12 +31,17 @@ def evaluate(
     *,
     tokenizer: Any = None,
     suite: str = "house-of-commons",
-    length: int = 512,
-    windows: int = 8,
+    length: int | None = None,
+    windows: int | None = None,
+    protocol: str | None = None,
+    stride: int | None = None,
     seed: int = 0,
 ) -> Record:
     """The accuracy of `model` under `recipe`, as differences to its unquantized run in float32 on
     the same `windows` windows of `length` tokens: the record that a study would hold.
+
+    protocol, length, stride, windows: see `lowprec.eval.Protocol`; what is not given is as the
+    suite says, and 0 windows are all of them.
 
     model: a shipped name, a folder or a hub id; or a transformers model in memory with its
     `tokenizer`, whose recipe, if it is wrapped, need not be given, and which is left as it was.
@@ -45,9 +51,9 @@ def evaluate(
     if isinstance(model, str):
         if recipe is None:
             raise LowprecError(f"evaluate {model!r}: expected a recipe")
-        asked = Accuracy(model=model, text=suite, length=length, windows=windows)
+        asked = asked_of(model, suite, protocol, length, stride, windows)
         return evaluate_one(asked, load_recipe(recipe), progress, seed)
-    asked = Accuracy(model=type(model).__name__, text=suite, length=length, windows=windows)
+    asked = asked_of(type(model).__name__, suite, protocol, length, stride, windows)
     found = recipe_of(model)
     if tokenizer is None or (recipe is None and found is None):
         raise LowprecError("evaluate a model in memory: expected its tokenizer=, and a recipe")
@@ -57,13 +63,46 @@ def evaluate(
     try:
         text = load_text(suite, say=progress.say, where="")
         loaded = LoadedModel(model.eval(), tokenizer, asked.model, _digest(model))
-        cells = cut(text, tokenizer, length, windows)
+        cells = windows_of(text, tokenizer, asked.cut)
         with tempfile.TemporaryDirectory(prefix="lowprec-") as folder:
             bench = Bench(asked, seed, loaded, text, cells, Store(Path(folder)), progress)
             return _measured(bench, chosen)
     finally:
         if found is not None:
             wrap(model, found)
+
+
+def load_record(path: Path) -> Record:
+    """The record in a file that `dump` wrote; LowprecError for any other."""
+    try:
+        return parse(path.read_text())
+    except (OSError, ValueError) as error:
+        raise LowprecError(f"{path}: no record ({str(error).splitlines()[0]})") from None
+
+
+def asked_of(
+    model: str,
+    text: str,
+    protocol: str | None = None,
+    length: int | None = None,
+    stride: int | None = None,
+    windows: int | None = None,
+) -> Accuracy:
+    """What is asked; None stands for what the text's own suite says, 0 windows for all of them."""
+    local = "/" in text or (Path(text).suffix and not text.endswith(".toml"))
+    own = Protocol(windows=8) if local else load_suite(text).protocol
+    kind = protocol or own.kind
+    if windows is None:
+        windows = own.windows
+    table = {
+        "model": model,
+        "text": text,
+        "length": length or own.seqlen,
+        "windows": windows or None,
+        "protocol": kind,
+        "stride": stride or (own.stride if kind == own.kind else None),
+    }
+    return build(Accuracy, table, "eval")
 
 
 def evaluate_one(asked: Accuracy, recipe: Recipe, progress: Progress, seed: int = 0) -> Record:
@@ -74,6 +113,7 @@ def evaluate_one(asked: Accuracy, recipe: Recipe, progress: Progress, seed: int 
 
 def _measured(bench: Bench, recipe: Recipe) -> Record:
     bench.check(recipe, "recipe")
+    bench.progress.say(bench.announcement)
     return bench.measure(NamedRecipe(name=recipe.name, recipe=recipe))
 
 

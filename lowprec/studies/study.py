@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from lowprec.errors import LowprecError
+from lowprec.eval.protocols import Kind, Protocol
 from lowprec.spec.base import Spec
 from lowprec.spec.load import build, read_toml
 from lowprec.spec.recipe import Recipe
@@ -19,19 +20,35 @@ Size = Annotated[int, Field(ge=1, le=1 << 24)]
 
 
 class Accuracy(Spec):
-    """What the recipes are measured on: `windows` disjoint windows of `length` tokens of `text`.
+    """What the recipes are measured on: `windows` windows of `length` tokens of `text`, all that
+    there are without a number.
 
-    model: a shipped model's name, a folder, or a Hugging Face id; it runs in float32, and that
-    unquantized run is the reference of every paired difference. text: a shipped text's name or a
-    file. calibration: how many windows behind those, none of which is scored, a recipe sees that
-    needs calibration.
+    protocol, stride: how they are cut and which tokens are scored; see
+    `lowprec.eval.protocols.Protocol`. model: a shipped model's name, a folder, or a Hugging Face
+    id; it runs in float32, and that unquantized run is the reference of every paired difference.
+    text: a shipped text's name or a file. calibration: how many windows behind those, none of which
+    is scored, a recipe sees that needs calibration.
     """
 
     model: Name
     text: Name
     length: Annotated[int, Field(ge=2, le=1 << 20)]
-    windows: Annotated[int, Field(ge=2, le=1 << 20)]
+    windows: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
+    protocol: Kind = "windows"
+    stride: Annotated[int, Field(ge=1)] | None = None
     calibration: Annotated[int, Field(ge=1, le=1 << 20)] = 8
+
+    @model_validator(mode="after")
+    def _possible(self) -> Accuracy:
+        _ = self.cut
+        return self
+
+    @property
+    def cut(self) -> Protocol:
+        """The protocol in full."""
+        return Protocol(
+            kind=self.protocol, seqlen=self.length, windows=self.windows, stride=self.stride
+        )
 
 
 class WorkloadGrid(Spec):

@@ -1,0 +1,91 @@
+"""`lowprec eval` and `lowprec compare`: one recipe on one model, and records beside each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lowprec.cli.app import Json, RecipeText
+from lowprec.errors import LowprecError
+
+if TYPE_CHECKING:
+    from lowprec.spec.record import Record
+
+app = typer.Typer()
+
+Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the record as JSON.")]
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[str, typer.Argument(help="A shipped name, a folder, a .gguf file, a hub id.")],
+    recipe: RecipeText,
+    text: Annotated[
+        str, typer.Option(help="A shipped text's name or a file.")
+    ] = "house-of-commons",
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="windows, gptq, c4, strided, llama.cpp or per-document [the text's]."),
+    ] = None,
+    length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens per window [the text's].")
+    ] = None,
+    stride: Annotated[int | None, typer.Option(min=1, help="Of strided [length / 2].")] = None,
+    windows: Annotated[
+        int | None, typer.Option(min=0, help="Windows that are scored; 0 for all [the text's].")
+    ] = None,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Measure one recipe on one model: differences to the unquantized run on the same tokens."""
+    from lowprec.report.progress import for_terminal
+    from lowprec.spec import load_recipe
+    from lowprec.studies.single import asked_of, evaluate_one
+
+    chosen = load_recipe(recipe, "--recipe")
+    asked = asked_of(model, text, protocol, length, stride, windows)
+    _show(evaluate_one(asked, chosen, for_terminal()), out, as_json)
+
+
+def _show(record: Record, out: Path | None, as_json: bool) -> None:
+    from lowprec.report.text import print_json, show_rows
+    from lowprec.studies.store import dump, write_atomically
+
+    if out is not None:
+        try:
+            write_atomically(out, dump(record))
+        except OSError as error:
+            raise LowprecError(f"{out}: {error.strerror}") from None
+    if as_json:
+        print_json(record.to_json())
+        return
+    show_rows([_row(name, record) for name in record.metrics], as_json=False)
+
+
+def _row(name: str, record: Record) -> dict[str, Any]:
+    metric = record.metrics[name]
+    low, high = record.details.get("intervals", {}).get(name, ("", ""))
+    iid = record.details.get("iid", {}).get(name, "")
+    row = {"metric": name, "value": metric.value, "se": "" if metric.se is None else metric.se}
+    return row | {"95 % from": low, "to": high, "se if i.i.d.": iid}
+
+
+@app.command()
+def compare(
+    records: Annotated[
+        list[Path], typer.Argument(help="Records of lowprec eval -o or of a study's cells folder.")
+    ],
+    metric: Annotated[str, typer.Option(help="dnll, kl or top1.")] = "kl",
+    as_json: Json = False,
+) -> None:
+    """Set recipes measured on the same tokens beside the first one: paired differences, p-values
+    corrected for their number, and the tokens that would tell each pair apart."""
+    from lowprec.eval.power import compare_all
+    from lowprec.report.text import show_rows
+    from lowprec.studies.single import load_record
+
+    if len(records) < 2:
+        raise LowprecError("compare: expected two records or more")
+    show_rows(compare_all([load_record(path) for path in records], metric), as_json)
