@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from amaranth.hdl import C, Cat, Module, Mux, Signal, Value
+from amaranth.hdl import C, Cat, Elaboratable, Module, Mux, Signal, Value
 
 from lowprec.errors import LowprecError
 from lowprec.exact.values import code_of
-from lowprec.rtl.part import Built, Library, Part, Ports
+from lowprec.rtl.part import Library, Part, Ports
 from lowprec.rtl.project import projected
 from lowprec.rtl.real import Real, named, quotient, rounded, unpacked
 from lowprec.rtl.scaler import ONE, SCALED, Scaler, is_power_of_two, precision_of, row
@@ -57,8 +57,7 @@ class Lane(Part):
     def outputs(self) -> Ports:
         return {"code": self.element.bits}
 
-    def build(self, m: Module, i: SimpleNamespace, library: Library) -> Mapping[str, Value]:
-        del library
+    def build(self, m: Module, i: SimpleNamespace) -> Mapping[str, Value]:
         element, how = self.element, self.quantizer.projection
         low = isinstance(element, FloatFormat) and element.emin < -126
         x = unpacked(m, i.x, self.source, "x", normalise=self.scaled or low)
@@ -74,7 +73,8 @@ class Lane(Part):
         """RN(x / S), zero where S is. Its exponent is not bounded below, which only a number that
         becomes zero in float32 shows: see `_check`."""
         fmt = self.quantizer.format
-        if isinstance(fmt, BlockFormat) and is_power_of_two(fmt):
+        assert isinstance(fmt, BlockFormat)
+        if is_power_of_two(fmt):
             exp, sig = named(m, x.exp - i.scale_exp, "y_exp"), x.sig
         else:
             scale = Real(C(0, 1), i.scale_exp, i.scale_sig, C(0, 1), C(0, 1), C(0, 1))
@@ -86,7 +86,7 @@ class Lane(Part):
 
 
 @dataclass(frozen=True)
-class Converter(Part):
+class Converter:
     """`lanes` numbers of one block at once; the top of the Verilog. See `converter`."""
 
     source: FloatFormat
@@ -133,7 +133,8 @@ class Converter(Part):
         scales = self.scaler.codes() if self.scaler else {}
         return {"codes": element.bits * self.lanes, **scales}
 
-    def build(self, m: Module, i: SimpleNamespace, library: Library) -> Mapping[str, Value]:
+    def place(self, m: Module, i: SimpleNamespace, library: Library) -> Mapping[str, Value]:
+        """The scaler and the lanes in `m`; i: the inputs. Gives the outputs."""
         width, bits = self.source.bits, self.quantizer.projection.bits
         found, scaled = None, {}
         if self.scaler is not None:
@@ -152,12 +153,21 @@ class Converter(Part):
         return {"codes": Cat(*codes)} | scales
 
 
-class Top(Built):
+class Top(Elaboratable):
     """The converter's own module."""
 
-    @property
-    def signals(self) -> dict[str, Signal]:
-        return self.inputs | self.outputs
+    def __init__(self, converter: Converter, library: Library) -> None:
+        self.converter, self.library = converter, library
+        widths = {**converter.inputs(), **converter.outputs()}
+        self.signals = {name: Signal(width, name=name) for name, width in widths.items()}
+
+    def elaborate(self, platform: object) -> Module:
+        del platform
+        m = Module()
+        inputs = {name: self.signals[name] for name in self.converter.inputs()}
+        found = self.converter.place(m, SimpleNamespace(**inputs), self.library)
+        m.d.comb += [self.signals[name].eq(value) for name, value in found.items()]
+        return m
 
 
 def converter(quantizer: Quantizer, source: str = "float32", lanes: int | None = None) -> Converter:

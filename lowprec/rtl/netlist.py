@@ -77,23 +77,8 @@ class Model:
     statements: list[list[str]]
 
 
-def read_blif(text: str, top: str) -> Netlist:
-    """The module `top` of what yosys's `write_blif` gives, of the library's cells, flattened."""
-    models = _models(text)
-    flat = _Flat(models)
-    ports = {name: flat.wire() for name in (*models[top].inputs, *models[top].outputs)}
-    flat.place(top, ports)
-    gates = [_resolved(gate, flat.aliases) for gate in flat.gates]
-    return Netlist(
-        wires=flat.wires,
-        inputs=_buses(models[top].inputs, ports, {}),
-        outputs=_buses(models[top].outputs, ports, flat.aliases),
-        gates=tuple(_ordered([gate for gate in gates if gate.cell != "DFF"])),
-        flip_flops=tuple(gate for gate in gates if gate.cell == "DFF"),
-    )
-
-
-def _models(text: str) -> dict[str, Model]:
+def read_blif(text: str) -> dict[str, Model]:
+    """The modules of what yosys's `write_blif` gives, of the library's cells and of each other."""
     found: dict[str, Model] = {}
     for line in text.replace("\\\n", " ").splitlines():
         words = line.split()
@@ -107,6 +92,21 @@ def _models(text: str) -> dict[str, Model]:
             case [".subckt"] | [".names"]:
                 model.statements.append(words)
     return found
+
+
+def flattened(models: Mapping[str, Model], top: str) -> Netlist:
+    """The module `top` with all that it places."""
+    flat = _Flat(models)
+    ports = {name: flat.wire() for name in (*models[top].inputs, *models[top].outputs)}
+    flat.place(top, ports)
+    gates = [_resolved(gate, flat.aliases) for gate in flat.gates]
+    return Netlist(
+        wires=flat.wires,
+        inputs=_buses(models[top].inputs, ports, {}),
+        outputs=_buses(models[top].outputs, ports, flat.aliases),
+        gates=tuple(_ordered([gate for gate in gates if gate.cell != "DFF"])),
+        flip_flops=tuple(gate for gate in gates if gate.cell == "DFF"),
+    )
 
 
 class _Flat:

@@ -13,7 +13,7 @@ from amaranth.hdl import C, Cat, Module, Mux, Shape, Signal, Value
 from lowprec.errors import LowprecError
 from lowprec.exact.scale import ONTO_SCALE, largest_value
 from lowprec.exact.values import code_of, finite, value_table
-from lowprec.rtl.part import Library, Part, Ports
+from lowprec.rtl.part import Part, Ports
 from lowprec.rtl.project import projected
 from lowprec.rtl.real import (
     BIAS,
@@ -125,8 +125,7 @@ class Scaler(Part):
         rest = {k: v for k, v in SCALED.items() if k != "scale_exp"}
         return {**exps, **rest, **self.codes()}
 
-    def build(self, m: Module, i: SimpleNamespace, library: Library) -> Mapping[str, Value]:
-        del library
+    def build(self, m: Module, i: SimpleNamespace) -> Mapping[str, Value]:
         fmt = self.format
         maxima = self._maxima(m, i.x) if self.own or fmt.inner else []
         largest = self._real(m, _largest(m, maxima, "block"), "block") if maxima else None

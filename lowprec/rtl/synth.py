@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import tempfile
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
-from lowprec.errors import LowprecError
 from lowprec.rtl import yosys
 from lowprec.rtl.library import LIBRARY, cells
-from lowprec.rtl.netlist import Netlist, read_blif
+from lowprec.rtl.netlist import Model, Netlist, flattened, read_blif
 from lowprec.spec.base import Spec
 from lowprec.spec.load import cache_dir
 
@@ -77,89 +76,120 @@ class Synthesis(Spec):
         return {c.name: c.gates for c in self.components}
 
 
-def synthesise(verilog: str, top: str = "top") -> Synthesis:
-    """The unit mapped onto the cell library, from the cache where it is there."""
-    return _cached(verilog, top)[0]
+# The modules of new.v are mapped, those of known.v only placed. Of abc's default script for liberty
+# files, all but the sweeping by SAT, which takes minutes where a unit divides and changes areas by
+# 1 %.
+SCRIPT = f"""
+read_verilog -lib known.v
+read_verilog new.v
+synth -flatten
+dfflibmap -liberty {LIBRARY.name}
+abc -liberty {LIBRARY.name} -script +strash;dc2;strash;&get,-n;&dch,-f;&nf;&put
+opt_clean
+write_blif new.blif
+"""
 
 
-def mapped(verilog: str, top: str = "top") -> Netlist:
-    """Its flat netlist, likewise."""
-    return read_blif(_cached(verilog, top)[1], top)
-
-
-def _cached(verilog: str, top: str) -> tuple[Synthesis, str]:
-    key = [verilog, top, LIBRARY.read_text(), _script(["m"], top), yosys.version()]
-    name = sha256("\0".join(key).encode()).hexdigest()
-    folder = cache_dir() / "synthesis"
-    folder.mkdir(exist_ok=True)
-    record, blif = folder / f"{name}.json", folder / f"{name}.blif"
+def synthesise(verilog: str, top: str) -> Synthesis:
+    """The module `top` of a Verilog text mapped onto the cell library, from the cache if there."""
+    name = _digest(verilog + top)
+    record = _folder() / f"{name}.json"
     try:
-        return Synthesis.model_validate_json(record.read_text()), blif.read_text()
+        return Synthesis.model_validate_json(record.read_text())
     except (OSError, ValidationError):
         pass
-    with tempfile.TemporaryDirectory(dir=folder) as work:
-        found, netlist = _synthesise(verilog, top, name, Path(work))
-        for path, text in ((blif, netlist), (record, found.model_dump_json(indent=1) + "\n")):
-            temporary = Path(work) / path.name
-            temporary.write_text(text)
-            temporary.replace(path)
-    return found, netlist
-
-
-def _script(kept: list[str], top: str) -> str:
-    lib = LIBRARY.name
-    keep = "".join(f"setattr -mod -set keep_hierarchy 1 {name}\n" for name in kept)
-    return (
-        f"read_verilog unit.v\nhierarchy -check -top {top}\n{keep}synth -flatten -top {top}\n"
-        f"dfflibmap -liberty {lib}\nabc -liberty {lib}\nopt_clean\n"
-        f"tee -o stat.txt stat\n"
-        f"write_blif unit.blif\n"
+    models = _models(verilog)
+    netlist = flattened(models, top)
+    found = Synthesis(
+        digest_of_input=name,
+        yosys=yosys.version().strip(),
+        components=tuple(_components(models, top)),
+        depth=netlist.depth,
+        delay=netlist.delay,
     )
+    _write(record, found.model_dump_json(indent=1) + "\n")
+    return found
 
 
-def _synthesise(verilog: str, top: str, name: str, work: Path) -> tuple[Synthesis, str]:
-    (work / "unit.v").write_text(verilog)
-    (work / LIBRARY.name).write_text(LIBRARY.read_text())
-    modules = re.findall(r"^module (\\?\S+?)\s*\(", verilog, re.M)
-    kept = [module for module in modules if component_of(module) != "other"]
-    yosys.run(_script(kept, top), work)
-    blif = (work / "unit.blif").read_text()
-    netlist = read_blif(blif, top)
-    data: dict[str, Any] = {
-        "digest_of_input": name,
-        "yosys": yosys.version().strip(),
-        "components": tuple(_components((work / "stat.txt").read_text(), top)),
-        "depth": netlist.depth,
-        "delay": netlist.delay,
+def mapped(verilog: str, top: str) -> Netlist:
+    """Its flat netlist."""
+    return flattened(_models(verilog), top)
+
+
+def _folder() -> Path:
+    folder = cache_dir() / "synthesis"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def _digest(text: str) -> str:
+    """Of a text and of all that else decides what becomes of it."""
+    key = [text, LIBRARY.read_text(), SCRIPT, yosys.version()]
+    return sha256("\0".join(key).encode()).hexdigest()
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it or nothing: another process may read at any moment."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(text)
+    Path(file.name).replace(path)
+
+
+def _models(verilog: str) -> dict[str, Model]:
+    """Every module mapped by itself. Those of components have each a file in the cache, so that
+    units which share modules share the work; the rest are flattened into the top."""
+    texts = _modules(verilog)
+    files = {
+        name: _folder() / f"{_digest(text)}.blif"
+        for name, text in texts.items()
+        if component_of(name) != "other"
     }
-    return Synthesis(**data), blif
+    known = {name: path.read_text() for name, path in files.items() if path.exists()}
+    new = [name for name in texts if name not in known]
+    blif = _mapped([texts[n] for n in known], {n: texts[n] for n in new}, set(files))
+    models = read_blif("\n".join(known.values()) + blif)
+    for text in re.findall(r"^\.model .*?^\.end$", blif, re.M | re.S):
+        if (path := files.get(text.split()[1])) is not None:
+            _write(path, f"{text}\n")
+    return models
+
+
+def _modules(verilog: str) -> dict[str, str]:
+    """The text of each module by its name."""
+    found = re.finditer(r"^module (\w+)\s*\(.*?^endmodule", verilog, re.M | re.S)
+    return {match[1]: match[0] for match in found}
+
+
+def _mapped(known: Iterable[str], new: Mapping[str, str], kept: set[str]) -> str:
+    """BLIF of the new modules; those `kept` are not flattened into others."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        (work / LIBRARY.name).write_text(LIBRARY.read_text())
+        (work / "known.v").write_text("\n".join(known))
+        mark = "(* keep_hierarchy *)\n"
+        marked = [(mark if name in kept else "") + text for name, text in new.items()]
+        (work / "new.v").write_text("\n".join(marked))
+        yosys.run(SCRIPT, work)
+        return (work / "new.blif").read_text()
 
 
 def component_of(module: str) -> str:
     """The component that a module's name begins with: ``multiply_4x4`` is of "multiply"."""
-    word = re.split(r"[^a-z]", module.lstrip("\\"), maxsplit=1)[0]
+    word = re.split(r"[^a-z]", module, maxsplit=1)[0]
     return word if word in COMPONENTS else "other"
 
 
-def _components(stat: str, top: str) -> list[Component]:
-    """Cells by component from yosys's `stat`, every module as often as it is placed."""
-    modules = {
-        name.lstrip("\\"): {
-            cell.lstrip("\\"): int(n) for cell, n in re.findall(r"^     (\S+) +(\d+)$", body, re.M)
-        }
-        for name, body in re.findall(r"=== (\S+) ===\n(.*?)(?=\n===|\Z)", stat, re.S)
-        if name != "design"
-    }
+def _components(models: Mapping[str, Model], top: str) -> list[Component]:
+    """Cells by component, every module counted as often as it is placed."""
     found: dict[str, Counter[str]] = {}
 
     def count(module: str, times: int) -> None:
-        for cell, n in modules[module].items():
-            if cell in cells():
-                found.setdefault(component_of(module), Counter())[cell] += n * times
-            elif cell in modules:
+        placed = Counter(words[1] for words in models[module].statements if words[0] == ".subckt")
+        for cell, n in placed.items():
+            if cell in models:
                 count(cell, n * times)
             else:
-                raise LowprecError(f"synthesis: {module} holds {cell}, which the library lacks")
+                found.setdefault(component_of(module), Counter())[cell] += n * times
 
     count(top, 1)
     return [
