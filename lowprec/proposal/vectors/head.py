@@ -1,0 +1,74 @@
+"""The head of a vector file, checked key by key, and the set that it and the words make."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from lowprec.errors import LowprecError
+from lowprec.proposal.vectors.model import MAX_COLUMNS, MAX_ROWS, SCHEMA, Column, VectorSet, Words
+
+MAX_HEAD = 8 << 20
+_TYPES = {
+    "kind": str, "target": str, "part": str, "level": str, "digest": str, "spec": dict,
+    "rows": int, "columns": list,
+}  # fmt: skip
+_COLUMN = {"name": str, "role": str, "bits": int, "format": str, "many": bool}
+
+
+def text(data: Any) -> str:
+    """Canonical JSON on one line; NaN and Inf of a codebook are strings of pydantic's."""
+    return json.dumps(data, sort_keys=True, ensure_ascii=True)
+
+
+def parse(data: str | bytes) -> Any:
+    """JSON, whatever it holds; LowprecError where it is none."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        message = str(error).splitlines()[0] if str(error) else "too deep"
+        raise LowprecError(f"no JSON: {message}") from None
+
+
+def check(head: Any) -> dict[str, Any]:
+    """`head`, if it has all that `VectorSet.head` gives, of the right types."""
+    if not isinstance(head, dict):
+        raise LowprecError("head: expected a JSON object")
+    if head.get("schema") != SCHEMA:
+        raise LowprecError(f"schema {str(head.get('schema'))[:20]!r}; expected {SCHEMA}")
+    _types(head, _TYPES, "head")
+    if not 0 <= head["rows"] <= MAX_ROWS:
+        raise LowprecError(f"{head['rows']} rows; at most {MAX_ROWS}")
+    if not 1 <= len(head["columns"]) <= MAX_COLUMNS:
+        raise LowprecError(f"{len(head['columns'])} columns; expected 1 to {MAX_COLUMNS}")
+    for column in head["columns"]:
+        if not isinstance(column, dict):
+            raise LowprecError("columns: expected objects")
+        _types(column, _COLUMN, "column")
+        if not 1 <= column["bits"] <= 64:
+            raise LowprecError(f"column {column['name'][:30]}: bits: expected 1 to 64")
+    return head
+
+
+def _types(data: dict[str, Any], types: dict[str, type], where: str) -> None:
+    for key, kind in types.items():
+        if type(data.get(key)) is not kind:
+            raise LowprecError(f"{where}: {key}: expected {kind.__name__}")
+
+
+def assemble(
+    head: dict[str, Any], words: list[tuple[Words, ...]], why: tuple[str, ...]
+) -> VectorSet:
+    """The set of a checked head; LowprecError where head and words disagree."""
+    if len(why) != head["rows"]:
+        raise LowprecError(f"{len(why)} rows; the head promises {head['rows']}: truncated?")
+    columns = tuple(
+        Column(c["name"], c["role"], c["bits"], c["format"], w, c["many"])
+        for c, w in zip(head["columns"], words, strict=True)
+    )
+    found = VectorSet(
+        head["kind"], head["target"], head["part"], head["level"], head["spec"], columns, why
+    )
+    if found.digest != head["digest"]:
+        raise LowprecError("digest: does not belong to the spec")
+    return found
