@@ -19,9 +19,13 @@ Seconds = Annotated[float, Field(ge=0)]
 class Backend(Spec):
     """A serving library.
 
+    scale: seconds of kernels within a step over those of the kernels alone. quantizers: share of
+    the separate quantizers' time that is left where they are part of the kernels before them.
     step: seconds that scheduling, launching and sampling add to every pass; sequence: and to every
-    sequence of it. layer: seconds per kernel-launch gap of a layer that the kernels' own times do
-    not hold. chunk: tokens of one pass at most, prompts included; mixed: whether prompts are
+    sequence of it. first, prompts, burst: a first token takes `first` seconds
+    of the library's server, `prompts` times the pass of its prompt, and that of `burst` times the
+    other users' prompts: load generators start all users at once, and they stay together.
+    chunk: tokens of one pass at most, prompts included; mixed: whether prompts are
     processed together with running sequences, or in passes of their own. interval: ratios of
     measured over predicted time per output token that 90 % of the points lie between; source: the
     points that the constants were fitted to.
@@ -30,8 +34,11 @@ class Backend(Spec):
     name: str
     step: Seconds
     sequence: Seconds
-    layer: Seconds
     scale: Annotated[float, Field(gt=0)]
+    quantizers: Annotated[float, Field(ge=0, le=1)]
+    first: Seconds
+    prompts: Seconds
+    burst: Seconds
     chunk: Annotated[int, Field(ge=1)]
     mixed: bool
     interval: tuple[float, float]

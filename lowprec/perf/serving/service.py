@@ -76,7 +76,7 @@ class Service:
 
     def _with_overhead(self, kernels: float, batch: float) -> float:
         added = self.backend.step + self.backend.sequence * batch
-        return self.backend.scale * kernels + self.backend.layer * self.layers + added
+        return self.backend.scale * kernels + added
 
     def _decode_at(self, batch: int, context: int) -> float:
         return self._seconds(batch, 1, context)
@@ -92,7 +92,8 @@ class Service:
             terms = self._pricing.terms(self._share(work))
             found = min((term.calibration for term in terms), key=CALIBRATIONS.index)
             self.calibration = min(self.calibration, found, key=CALIBRATIONS.index)
-            self._priced[key] = sum(term.seconds for term in terms)
+            hidden = 1 - self.backend.quantizers
+            self._priced[key] = sum(t.seconds - hidden * t.resources.quantize for t in terms)
         return self._priced[key]
 
     @cached_property
@@ -117,14 +118,6 @@ class Service:
             parallel=self.plan,
             system=self.system,
         )
-
-    @cached_property
-    def layers(self) -> int:
-        """Attention layers, or mixers of another kind: the deepest number in the paths and one."""
-        numbers = [
-            int(part) for op in self.workload.ops for part in op.path.split(".") if part.isdecimal()
-        ]
-        return max(numbers, default=0) + 1
 
     def cache_per_token(self) -> float:
         """Bytes of KV cache of one token, the whole model's, as its attention keeps them."""

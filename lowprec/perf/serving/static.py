@@ -14,8 +14,9 @@ def static(service: Service, traffic: Traffic) -> Served:
 
     Of c users, those whose answer is running share every decode step; in the time of one answer
     each of the others' prompts is processed once, which every running answer waits for. So
-    TPOT = step(batch) + prompts per answer * prompt / output, and a first token takes its prompt,
-    half a step to get in, and the prompts in front of it (the mean wait of an M/D/1 queue).
+    TPOT = step(batch) + prompts per answer * prompt / output. Throughput takes a first token to be
+    its prompt, half a step to get in, and the prompts in front (the mean wait of an M/D/1 queue);
+    the TTFT that is reported is what load generators see of the library (see `Backend`).
     """
     users = traffic.concurrency
     if users is None:
@@ -36,7 +37,9 @@ def static(service: Service, traffic: Traffic) -> Served:
         batch = (batch + max(1.0, target)) / 2
     rate = most * output / (ttft + output * tpot)
     waiting = max(0, users - room)
-    ttft += waiting / room * output * tpot
+    library = service.backend
+    others = library.burst * max(0.0, most - 1) / ranks
+    first = library.first + prompt * (library.prompts + others) + waiting / room * output * tpot
     low, high = service.backend.interval
     return Served(
         machine=service.machine.name,
@@ -48,7 +51,7 @@ def static(service: Service, traffic: Traffic) -> Served:
         calibration=service.calibration,
         chips=service.plan.chips,
         batch=batch,
-        ttft=Percentiles.constant(ttft),
+        ttft=Percentiles.constant(first),
         tpot=Percentiles.constant(tpot),
         low=low * tpot,
         high=high * tpot,

@@ -13,6 +13,8 @@ from lowprec.perf.validation import (
     gemm,
     layers,
     quantizers,
+    serving,
+    training,
 )
 from lowprec.perf.validation.point import Point, Prediction
 
@@ -24,6 +26,8 @@ READERS: tuple[Callable[[Point], Prediction | None], ...] = (
     attention.predict,
     quantizers.predict,
     gemm.predict,
+    training.predict,
+    serving.predict,
 )
 
 

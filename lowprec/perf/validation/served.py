@@ -91,7 +91,8 @@ def mode_of(text: str, model: str, machine: Machine) -> str | None:
     convert the weights. LowprecError: a format that is none of the known ones.
     """
     if model.startswith("gpt-oss"):
-        native = any("fp4" in path.name for path in machine.datapaths)
+        units = (fmt.name for path in machine.datapaths for fmt in path.operands)
+        native = "float4_e2m1fn" in units
         return "mxfp4" if native else "mxfp4_wo"
     found = re.search(r"gemm (\w+)", text)
     name = found[1] if found else text.strip().lower()
