@@ -59,11 +59,14 @@ class Waves:
 
     def outputs(self, inputs: Mapping[str, Bits]) -> dict[str, Bits]:
         """The output ports after a `step`."""
-        values, cases = self.step(inputs), len(next(iter(inputs.values())))
-        return {
-            port: _unpacked(values[list(wires)], cases)
-            for port, wires in self.netlist.outputs.items()
-        }
+        self.step(inputs)
+        cases = len(next(iter(inputs.values())))
+        return {port: self.read(port, cases) for port in self.netlist.outputs}
+
+    def read(self, port: str, cases: int) -> Bits:
+        """An output port after the last `step`."""
+        assert self._values is not None
+        return _unpacked(self._values[list(self.netlist.outputs[port])], cases)
 
 
 _FUNCTIONS: dict[str, Callable[..., Words]] = {
