@@ -10,7 +10,8 @@ try:
 except ImportError:
     raise LowprecError("lowprec.rtl needs amaranth: pip install 'lowprec[rtl]'") from None
 
+from lowprec.rtl.multi import Mode, MultiUnit, multi_unit
 from lowprec.rtl.simulate import simulate
 from lowprec.rtl.unit import Port, Unit, dot_unit
 
-__all__ = ["Port", "Unit", "dot_unit", "simulate"]
+__all__ = ["Mode", "MultiUnit", "Port", "Unit", "dot_unit", "multi_unit", "simulate"]

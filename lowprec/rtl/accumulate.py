@@ -25,7 +25,9 @@ def leading_zeros(m: Module, value: Value) -> Value:
 def _joined(m: Module, low: Value, high: Value) -> Signal:
     """The count of two halves: where the upper one is empty, both, else the upper one's."""
     zeros = Signal(len(low) + 1, name=f"zeros{1 << len(low)}")
-    m.d.comb += zeros.eq(Mux(high[-1], low + high, high))
+    empty, both = high[-1], high[-1] & low[-1]
+    below = Mux(empty, low[:-1], high[:-1]) if len(low) > 1 else C(0, 0)
+    m.d.comb += zeros.eq(Cat(below, empty & ~both, both))
     return zeros
 
 
@@ -103,7 +105,7 @@ class Normalise(Part):
             "kept": Mux(below, 0, normal[-self.precision :]),
             "guard": ~below & rest[-1],
             "sticky": self.sticky(Mux(below, size.any(), rest[:-1].any())),
-            "field": room - shift,
+            "field": Mux(normal[-1], room - shift, 0),
             "zero": ~size.any(),
         }
 
@@ -167,13 +169,16 @@ class Round(Part):
         else:
             gap, up = self._gap(i)
             m.d.comb += rounded.eq(Mux(gap, up, stepped))
-        infinite = i.inf | (rounded > f.max_code)
+        infinite = self.infinite(i, rounded)
         magnitude = Mux(infinite, f.infinity_code, rounded[: f.bits - 1])
         zero_sign = i.sign if self.signed_zero and f.has_negative_zero else C(0, 1)
         exact_zero = i.zero_sign if f.has_negative_zero else C(0, 1)
         zero = Mux(i.zero, exact_zero, zero_sign)
         sign = Mux(i.inf, i.inf_sign, Mux(rounded == 0, zero, i.sign))
         return {"code": Mux(i.nan, C(f.nan_code or 0, f.bits), Cat(magnitude, sign))}
+
+    def infinite(self, i: SimpleNamespace, rounded: Value) -> Value:
+        return i.inf | (rounded > self.format.max_code)
 
     def away(self, sign: Value, guard: Value, sticky: Value, odd: Value) -> Value:
         """Whether the magnitude is rounded up."""

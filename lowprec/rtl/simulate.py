@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lowprec.errors import LowprecError
 from lowprec.rtl.gates import WORDS, Program, program
+from lowprec.rtl.multi import MultiUnit
 from lowprec.rtl.part import Library, Part
 from lowprec.rtl.unit import Unit
 from lowprec.rtl.verilog import verilog
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     Codes = NDArray[np.uint64]
 
 _CHUNK = 1 << 15
+AnyUnit = Unit | MultiUnit
 Change = Callable[[Part], Part]
 
 
@@ -26,7 +28,7 @@ def _unchanged(part: Part) -> Part:
 
 
 def simulate(
-    unit: Unit,
+    unit: AnyUnit,
     vectors: Mapping[str, Codes],
     engine: Literal["gates", "amaranth"] = "gates",
     change: Change = _unchanged,
@@ -45,12 +47,12 @@ def simulate(
     return run(unit, compiled(unit, change), vectors)
 
 
-def compiled(unit: Unit, change: Change = _unchanged) -> Program:
+def compiled(unit: AnyUnit, change: Change = _unchanged) -> Program:
     """The unit's gates, for several calls of `run`."""
     return program(verilog(unit, change), unit.name)
 
 
-def run(unit: Unit, gates: Program, vectors: Mapping[str, Codes]) -> dict[str, Codes]:
+def run(unit: AnyUnit, gates: Program, vectors: Mapping[str, Codes]) -> dict[str, Codes]:
     """As `simulate`, of gates that are there."""
     import numpy as np
 
@@ -62,7 +64,7 @@ def run(unit: Unit, gates: Program, vectors: Mapping[str, Codes]) -> dict[str, C
     return {name: np.concatenate([c[name] for c in chunks]) for name in chunks[0]}
 
 
-def _run(unit: Unit, gates: Program, vectors: Mapping[str, Codes]) -> dict[str, Codes]:
+def _run(unit: AnyUnit, gates: Program, vectors: Mapping[str, Codes]) -> dict[str, Codes]:
     import numpy as np
 
     cases = len(next(iter(vectors.values())))
@@ -98,7 +100,7 @@ def _codes(planes: NDArray[np.uint64], cases: int) -> Codes:
     return (bits << places[:, None]).sum(0, dtype=np.uint64)
 
 
-def _amaranth(unit: Unit, vectors: Mapping[str, Codes], change: Change) -> dict[str, Codes]:
+def _amaranth(unit: AnyUnit, vectors: Mapping[str, Codes], change: Change) -> dict[str, Codes]:
     import numpy as np
     from amaranth.sim import Simulator
 
@@ -126,7 +128,7 @@ def _amaranth(unit: Unit, vectors: Mapping[str, Codes], change: Change) -> dict[
     return {name: np.array(codes, np.uint64) for name, codes in found.items()}
 
 
-def _joined(unit: Unit, name: str, codes: Codes) -> int:
+def _joined(unit: AnyUnit, name: str, codes: Codes) -> int:
     """The bus of one case's codes."""
     import numpy as np
 

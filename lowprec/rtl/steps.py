@@ -40,10 +40,25 @@ class Term:
 
 def aligned(board: Board, path: Datapath, lanes: Lanes, c: Number, to: Rounding) -> Value:
     """All terms and the accumulator aligned to the largest exponent E, cut at 2^(E - F), added."""
+    terms, special = _terms(board, lanes, c)
+    return align_terms(board, path, terms, special, c, to)
+
+
+def align_terms(
+    board: Board,
+    path: Datapath,
+    terms: list[Term],
+    special: SimpleNamespace,
+    c: Number,
+    to: Rounding,
+) -> Value:
+    """As `aligned`, of terms that are there; the fields of all have one lowest exponent and span.
+
+    special: whether the sum is NaN or Inf.
+    """
     addition = path.addition
     assert isinstance(addition, Aligned)
     assert addition.fraction_bits is not None
-    terms, special = _terms(board, lanes, c)
     terms, special, c = board.cut(terms, special, board.now(c))
     largest = _largest(board, terms, c, addition.min_exponent)
     base = _base(terms[0].number.fields, c.fields, addition.min_exponent)

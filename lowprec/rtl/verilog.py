@@ -19,12 +19,13 @@ from lowprec.spec.load import cache_dir
 if TYPE_CHECKING:
     from amaranth.hdl import Elaboratable, Signal
 
+    from lowprec.rtl.multi import MultiUnit
     from lowprec.rtl.unit import Unit
 
 _WRITE = "read_ilang unit.il\nproc\nopt_expr\nopt_clean\nwrite_verilog -noattr unit.v\n"
 
 
-def verilog(unit: Unit, change: Callable[[Part], Part] = lambda part: part) -> str:
+def verilog(unit: Unit | MultiUnit, change: Callable[[Part], Part] = lambda part: part) -> str:
     """The unit's module, then those of its parts. change: as `Library.change`."""
     library = Library(change=change)
     top = unit.module(library)

@@ -1,0 +1,196 @@
+"""Vectors for units, and what the kernels and the oracle say of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lowprec.exact import dot as exact_dot
+from lowprec.exact import identical, value, value_table
+from lowprec.kernels.dot import dot
+from lowprec.rtl import Unit
+from lowprec.spec import Datapath
+from lowprec.spec.format import FloatFormat, Format, IntFormat
+
+Codes = NDArray[np.uint64]
+
+
+def decode(codes: Codes, fmt: Format) -> NDArray[np.float64]:
+    """Values of code points, from the fields."""
+    codes = codes.astype(np.int64)
+    if fmt.bits <= 8 or not isinstance(fmt, FloatFormat | IntFormat):
+        return np.array([float(x) for x in value_table(fmt)])[codes]
+    if isinstance(fmt, IntFormat):
+        signed = np.where((codes >> (fmt.bits - 1)) & fmt.signed, codes - (1 << fmt.bits), codes)
+        return np.ldexp(signed.astype(np.float64), fmt.exponent)
+    assert fmt.subnormals
+    magnitude = codes & ((1 << (fmt.bits - fmt.signed)) - 1)
+    field, trailing = magnitude >> (fmt.precision - 1), magnitude & ((1 << (fmt.precision - 1)) - 1)
+    t = trailing + np.where(field > 0, 1 << (fmt.precision - 1), 0)
+    x = np.ldexp(t.astype(np.float64), np.maximum(field, 1) - fmt.bias - fmt.precision + 1)
+    if fmt.nan == "ieee":
+        x = np.where(magnitude == fmt.infinity_code, np.inf, x)
+        x = np.where(magnitude > fmt.infinity_code, np.nan, x)
+    else:
+        assert fmt.nan == "none"
+        assert not fmt.infinity
+    return np.where(codes > magnitude, -x, x)
+
+
+def encode(x: NDArray[np.float64], fmt: Format) -> Codes:
+    """Code points of the nearest values, about: to put numbers near others."""
+    if isinstance(fmt, IntFormat):
+        k = np.clip(np.ldexp(x, -fmt.exponent), fmt.min_integer, fmt.max_integer)
+        return k.astype(np.int64).astype(np.uint64) & np.uint64((1 << fmt.bits) - 1)
+    if fmt.bits <= 8:
+        table = np.nan_to_num(decode(np.arange(fmt.code_points, dtype=np.uint64), fmt), nan=9e99)
+        order = np.argsort(table, kind="stable")
+        return order[np.searchsorted(table[order], x).clip(0, len(table) - 1)].astype(np.uint64)
+    assert isinstance(fmt, FloatFormat)
+    size = np.minimum(np.abs(x), float(fmt.max_exact))
+    e = np.maximum(np.frexp(size)[1] - 1, fmt.emin)
+    steps = np.rint(np.ldexp(size, fmt.precision - 1 - e)).astype(np.int64)
+    magnitude = ((e - fmt.emin).astype(np.int64) << (fmt.precision - 1)) + steps
+    magnitude = np.minimum(magnitude, fmt.max_code)
+    return (magnitude + np.where(x < 0, 1 << (fmt.bits - 1), 0)).astype(np.uint64)
+
+
+def edge_codes(fmt: Format) -> Codes:
+    """Zeros, ends, neighbours of ends, one, Inf, NaN."""
+    if not isinstance(fmt, FloatFormat):
+        top = fmt.code_points - 1
+        return np.unique(np.array([0, 1, 2, top // 2, top // 2 + 1, top - 1, top], np.uint64))
+    unit = 1 << (fmt.precision - 1)
+    found = {0, 1, 2, unit - 1, unit, unit + 1, fmt.max_code - 1, fmt.max_code}
+    found |= {fmt.bias * unit, fmt.bias * unit + 1, fmt.bias * unit - 1, fmt.infinity_code or 0}
+    found |= {(1 << (fmt.bits - fmt.signed)) - 1}
+    found = {c for c in found if 0 <= c < 1 << (fmt.bits - fmt.signed)}
+    found |= {c + (1 << (fmt.bits - 1)) for c in found if fmt.signed}
+    return np.array(sorted(found), np.uint64)
+
+
+def _near(fmt: Format, shape: tuple[int, ...], spread: float, g: np.random.Generator) -> Codes:
+    """Codes of numbers about 1 of a format, or about its middle."""
+    middle = 0.0
+    if isinstance(fmt, FloatFormat) and not fmt.emin <= 0 <= fmt.emax:
+        middle = (fmt.emin + fmt.emax) / 2
+    x = g.standard_normal(shape) * np.exp2(middle + np.round(g.uniform(-spread, spread, shape)))
+    return encode(np.where(g.random(shape) < 0.1, 0.0, x), fmt)
+
+
+def _any(fmt: Format, shape: tuple[int, ...], g: np.random.Generator) -> Codes:
+    return g.integers(0, fmt.code_points, shape, dtype=np.uint64)
+
+
+def vectors(unit: Unit, cases: int, seed: int = 0) -> dict[str, Codes]:
+    """A quarter each of codes of all kinds, of edges, of numbers near each other, and of sums that
+    cancel, so that the last bits show."""
+    g = np.random.default_rng(seed)
+    path, quarter = unit.datapath, -(-cases // 4)
+    kinds = ("any", "edge", "near", "cancel")
+    found = [_some(unit, kind, quarter, g) for kind in kinds]
+    joined = {name: np.concatenate([f[name] for f in found])[:cases] for name in found[0]}
+    if path.promotion is not None:
+        joined["total"] = _drawn(path.output, "near", (cases,), 9, g)
+        joined["total"][::3] = _any(path.output, (cases,), g)[::3]
+    return joined
+
+
+def _some(unit: Unit, kind: str, n: int, g: np.random.Generator) -> dict[str, Codes]:
+    path, spread = unit.datapath, float(g.choice([1, 3, 8]))
+    shape = (n, unit.lanes)
+    found = {x: _drawn(f, kind, shape, spread, g) for x, f in (("a", unit.a), ("b", unit.b))}
+    found["c"] = _drawn(path.accumulator, kind, (n,), 2 * spread, g)
+    if unit.scale is not None and path.scaling is not None:
+        same = max(1, path.scaling.block // unit.run) if path.scaling.position == "inside" else 1
+        blocks = -(-unit.scales // same)
+        for x in "ab":
+            codes = _drawn(unit.scale, kind, (n, blocks), spread / 2, g)
+            found[f"{x}_scale"] = np.repeat(codes, same, 1)[:, : unit.scales]
+    if kind == "cancel":
+        _cancel(unit, found, g)
+    return found
+
+
+def _drawn(
+    fmt: Format, kind: str, shape: tuple[int, ...], spread: float, g: np.random.Generator
+) -> Codes:
+    if kind == "any":
+        return _any(fmt, shape, g)
+    if kind == "edge":
+        codes = g.choice(edge_codes(fmt), shape)
+        return np.where(g.random(shape) < 0.5, codes, _near(fmt, shape, spread, g))
+    return _near(fmt, shape, spread, g)
+
+
+def _cancel(unit: Unit, found: dict[str, Codes], g: np.random.Generator) -> None:
+    """Half of the cases get a c near minus the sum of the products, half a lane near minus
+    another one."""
+    with np.errstate(all="ignore"):
+        total = (decode(found["a"], unit.a) * decode(found["b"], unit.b)).sum(1)
+        if unit.scale is not None and len(found["a_scale"].shape) > 1:
+            for x in "ab":
+                total = total * decode(found[f"{x}_scale"], unit.scale)[:, 0]
+        c = encode(-np.nan_to_num(total, posinf=1, neginf=-1), unit.datapath.accumulator)
+    nudge = g.integers(0, 3, len(c)).astype(np.uint64)
+    found["c"] = np.where(np.arange(len(c)) % 2 == 0, c ^ nudge, found["c"])
+    if unit.lanes > 1:
+        for x, fmt in (("a", unit.a), ("b", unit.b)):
+            minus = x == "a" and isinstance(fmt, FloatFormat) and fmt.signed
+            flip = np.uint64(1 << (fmt.bits - 1)) if minus else np.uint64(0)
+            found[x][1::2, 1] = found[x][1::2, 0] ^ flip
+
+
+def step_of(unit: Unit) -> Datapath:
+    """One step of the unit's datapath and nothing around it."""
+    scaling = unit.datapath.scaling
+    outside = scaling is not None and scaling.position == "outside"
+    update = {"promotion": None, "order": (), "scaling": None if outside else scaling}
+    return unit.datapath.model_copy(update=update)
+
+
+def _scales(unit: Unit, given: dict[str, Codes]) -> tuple[NDArray[np.float64], ...] | None:
+    path = step_of(unit)
+    if path.scaling is None or unit.scale is None:
+        return None
+    same = max(1, path.scaling.block // unit.run)
+    return tuple(decode(given[f"{x}_scale"][:, ::same], unit.scale) for x in "ab")
+
+
+def kernel_answers(unit: Unit, given: dict[str, Codes]) -> NDArray[np.float64]:
+    """What `lowprec.kernels.dot` says that the accumulator is after the step."""
+    a, b = decode(given["a"], unit.a), decode(given["b"], unit.b)
+    c, scales = decode(given["c"], unit.datapath.accumulator), _scales(unit, given)
+    tensors = [torch.from_numpy(np.ascontiguousarray(x)) for x in (a, b, c, *(scales or ()))]
+    d = dot(
+        *tensors[:3],
+        datapath=step_of(unit),
+        formats=unit.carriers,
+        scales=(tensors[3], tensors[4]) if scales else None,
+    )
+    return d.double().numpy()
+
+
+def mismatches(unit: Unit, found: Codes, wanted: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Cases in which the code of d is not that of the wanted value, -0 and the NaN included."""
+    fmt = unit.datapath.accumulator
+    got = decode(found, fmt)
+    same = (got == wanted) & (np.signbit(got) == np.signbit(wanted))
+    if isinstance(fmt, FloatFormat):
+        same |= np.isnan(wanted) & (found == fmt.nan_code)
+    return np.flatnonzero(~same)
+
+
+def oracle_mismatches(unit: Unit, given: dict[str, Codes], found: Codes) -> list[int]:
+    """Cases in which `lowprec.exact.dot` says otherwise."""
+    path, wrong = step_of(unit), []
+    scales = _scales(unit, given)
+    for k in range(len(found)):
+        a, b = ([value(int(c), f) for c in given[x][k]] for x, f in (("a", unit.a), ("b", unit.b)))
+        c = value(int(given["c"][k]), path.accumulator)
+        factors = None if scales is None else (scales[0][k].tolist(), scales[1][k].tolist())
+        want = exact_dot(a, b, c, path, unit.carriers, factors)
+        if not identical(want, value(int(found[k]), path.accumulator)):
+            wrong.append(k)
+    return wrong
