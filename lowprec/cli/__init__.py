@@ -8,11 +8,11 @@ import sys
 
 import typer
 
-from lowprec.cli import evaluation, formats, serving, studies, throughput, validate
+from lowprec.cli import evaluation, formats, results, serving, studies, throughput, validate
 from lowprec.cli.app import app
 from lowprec.errors import LowprecError
 
-for _commands in (formats, studies, evaluation, throughput, validate, serving):
+for _commands in (formats, studies, results, evaluation, throughput, validate, serving):
     app.add_typer(_commands.app)
 
 

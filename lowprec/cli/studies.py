@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lowprec.cli.app import Json
+from lowprec.cli.app import Json, Ray, Threads, Workers
 
 app = typer.Typer()
 
@@ -19,23 +19,35 @@ def study(
     model: Annotated[
         str | None, typer.Option(help="Measure the recipes on this model instead of the file's.")
     ] = None,
+    workers: Workers = None,
+    threads: Threads = None,
+    ray: Ray = None,
     as_json: Json = False,
 ) -> None:
-    """The main job: accuracy and throughput of every cell, a table, and report.html."""
+    """The main job: accuracy and throughput of every cell, a table, and report.html.
+
+    The exit code is 1 where a cell failed; the others are in the report all the same.
+    """
     from lowprec.report.progress import for_terminal
     from lowprec.report.text import print_json
+    from lowprec.studies import Executor
     from lowprec.studies import study as run
     from lowprec.studies.summary import rows
 
-    result = run(file, out, for_terminal(), model)
+    result = run(file, out, for_terminal(), model, Executor(workers, threads, ray))
     found = rows(result.report)
+    failed = [{"what": f.what, "error": f.error} for f in result.failed]
     if as_json:
         shown = dict(zip(("model", "machine", "workload"), result.report.shown or (), strict=False))
-        print_json({"rows": found, "shown": shown, "report": str(result.page)})
-        return
-    _study_table(found, result.report.shown)
-    print(f"{len(result.records)} cells, {result.computed} of them new")
-    print(f"report: {result.page.resolve()}")
+        print_json({"rows": found, "shown": shown, "report": str(result.page), "failed": failed})
+    else:
+        _study_table(found, result.report.shown)
+        print(f"{len(result.records)} cells, {result.computed} of them new")
+        for each in failed:
+            print(f"failed: {each['what']}: {each['error']}")
+        print(f"report: {result.page.resolve()}")
+    if failed:
+        raise typer.Exit(1)
 
 
 def _study_table(rows: list[dict[str, Any]], shown: tuple[str, str, str] | None) -> None:
