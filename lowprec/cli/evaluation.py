@@ -36,6 +36,17 @@ def evaluate(
     windows: Annotated[
         int | None, typer.Option(min=0, help="Windows that are scored; 0 for all [the text's].")
     ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            help="Score tasks instead: names as lowprec eval's page has them, .yaml files."
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Items of each task [all].")] = None,
+    shots: Annotated[
+        int | None, typer.Option(min=0, help="Examples in front [the task's].")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences of a task at a time.")] = 1,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -45,6 +56,15 @@ def evaluate(
     from lowprec.studies.single import asked_of, evaluate_one
 
     chosen = load_recipe(recipe, "--recipe")
+    if tasks is not None:
+        from lowprec.studies.tasks import evaluate_tasks
+
+        names = [name.strip() for name in tasks.split(",") if name.strip()]
+        record = evaluate_tasks(
+            model, chosen, names, for_terminal(), limit=limit, shots=shots, batch=batch
+        )
+        _show(record, out, as_json)
+        return
     asked = asked_of(model, text, protocol, length, stride, windows)
     _show(evaluate_one(asked, chosen, for_terminal()), out, as_json)
 
@@ -61,7 +81,27 @@ def _show(record: Record, out: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(record.to_json())
         return
+    if record.kind == "tasks":
+        show_rows(_task_rows(record), as_json=False)
+        return
     show_rows([_row(name, record) for name in record.metrics], as_json=False)
+
+
+def _task_rows(record: Record) -> list[dict[str, Any]]:
+    """A line per task and metric: both scores, the paired change and who changed sides."""
+    pairs = {f"{p['task']} {p['metric']}": p for p in record.details["pairs"]}
+    rows = []
+    for name, metric in record.metrics.items():
+        if name.endswith((" base", " change")):
+            continue
+        change = record.metrics.get(f"{name} change")
+        row = {"task": name.removesuffix(",none"), "score": metric.value}
+        row |= {"unquantized": record.metrics[f"{name} base"].value}
+        row |= {"change": change.value if change else "", "se": change.se if change else ""}
+        pair = pairs.get(name)
+        row |= {k: pair[k] if pair else "" for k in ("items", "lost", "gained")}
+        rows.append(row | {"p (McNemar)": pair["p"] if pair else ""})
+    return rows
 
 
 def _row(name: str, record: Record) -> dict[str, Any]:
