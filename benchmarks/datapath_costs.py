@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from lowprec.rtl.synth import COMPONENTS, synthesise
 from lowprec.rtl.unit import dot_unit
-from lowprec.spec import Aligned, Datapath, Format, Scaling, load_format
+from lowprec.spec import Aligned, Datapath, Format, IntFormat, Scaling, load_format
 
 FILE = Path(__file__).with_suffix(".csv")
 
@@ -89,6 +89,8 @@ def datapath(point: Point) -> Datapath:
 
 
 def _scalar(name: str) -> Format:
+    if name == "int32":
+        return IntFormat(name=name, kind="int", bits=32)
     found = load_format(name)
     assert isinstance(found, Format)
     return found

@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "eval": _CORE | {"nn", "checkpoints"},
     "report": _DATA | {"exact", "perf"},
     "studies": _CORE | {"nn", "eval", "report"},
-    "cli": _CORE | {"nn", "eval", "studies", "report"},
+    "cli": _CORE | {"rtl", "nn", "eval", "studies", "report"},
     "__init__": _CORE | {"nn", "checkpoints", "eval", "studies", "report"},
 }
 # What the two outermost parts may import before a function of theirs runs.

@@ -8,11 +8,20 @@ import sys
 
 import typer
 
-from lowprec.cli import evaluation, formats, results, serving, studies, throughput, validate
+from lowprec.cli import (
+    datapath,
+    evaluation,
+    formats,
+    results,
+    serving,
+    studies,
+    throughput,
+    validate,
+)
 from lowprec.cli.app import app
 from lowprec.errors import LowprecError
 
-for _commands in (formats, studies, results, evaluation, throughput, validate, serving):
+for _commands in (formats, studies, results, evaluation, throughput, validate, serving, datapath):
     app.add_typer(_commands.app)
 
 

@@ -1,0 +1,202 @@
+"""`lowprec datapath`: what a multiply-add unit computes, and what it costs in gates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from lowprec.cli.app import Json
+from lowprec.errors import LowprecError
+
+if TYPE_CHECKING:
+    from lowprec.rtl.cost import Cost
+    from lowprec.rtl.unit import Unit
+    from lowprec.spec import Datapath, Format
+
+
+app = typer.Typer()
+
+
+@app.command()
+def datapath(
+    name: Annotated[str, typer.Argument(help="A datapath or a format, by name or .toml file.")],
+    inputs: Annotated[
+        str | None, typer.Option(help="Formats of both operands, A or A,B [the first input].")
+    ] = None,
+    lanes: Annotated[int | None, typer.Option(min=1, help="Products per pass [the step].")] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="The datapath or format to compare with.")
+    ] = None,
+    synth: Annotated[bool, typer.Option("--synth", help="Synthesise, too; needs yosys.")] = False,
+    rtl: Annotated[Path | None, typer.Option(help="Folder where the Verilog goes.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a datapath's numerics and its cost by component, alone and over a baseline.
+
+    Gates are NAND2 equivalents, without pipeline registers. Of a format the unit is what today's
+    tensor cores would be for it.
+    """
+    from lowprec.report.text import plain, print_json, show_rows
+
+    ours = _chosen(name, inputs, lanes)
+    theirs = _chosen(baseline, None, lanes) if baseline else None
+    data: dict[str, Any] = {"numerics": _numerics(ours), "model": _model(ours)}
+    if theirs is not None:
+        data["baseline"] = {"numerics": _numerics(theirs), "model": _model(theirs)}
+    if rtl is not None:
+        data["verilog"] = str(_write(ours, rtl))
+    if synth:
+        data["synthesis"] = _synthesis(ours, theirs)
+    if as_json:
+        print_json(data)
+        return
+    for key, value in data["numerics"].items():
+        print(f"{key:12} {plain(value)}")
+    print("\nmodelled, gates per lane")
+    show_rows(_rows(data["model"], data.get("baseline", {}).get("model")), as_json=False)
+    if synth:
+        print("\nsynthesised, gates per lane")
+        show_rows(_rows(*data["synthesis"]), as_json=False)
+    if rtl is not None:
+        print(f"\nVerilog: {data['verilog']}")
+
+
+class _Chosen:
+    """A datapath with the formats of its operands."""
+
+    def __init__(self, path: Datapath, a: Format, b: Format, lanes: int | None) -> None:
+        self.path, self.a, self.b = path, a, b
+        self.lanes = lanes or path.step or 8
+        self.scale = path.scaling.formats[0] if path.scaling else None
+
+    def unit(self) -> Unit:
+        from lowprec.rtl import dot_unit
+
+        return dot_unit(self.path, self.a, self.b, self.lanes, scale=self.scale)
+
+
+def _chosen(name: str, inputs: str | None, lanes: int | None) -> _Chosen:
+    from lowprec.spec import Format, load_format
+
+    path, element = _load(name)
+    pair = [load_format(each.strip(), "--inputs") for each in (inputs or "").split(",") if each]
+    scalars = [each for each in pair if isinstance(each, Format)]
+    if len(scalars) < len(pair) or len(pair) > 2:
+        raise LowprecError(f"--inputs {inputs!r}: expected one or two scalar formats")
+    a, b = (scalars * 2)[:2] if scalars else (element, element)
+    return _Chosen(path, a, b, lanes)
+
+
+def _load(name: str) -> tuple[Datapath, Format]:
+    """The datapath, and what it multiplies by default."""
+    from lowprec.spec import BlockFormat, list_datapaths, load_datapath, load_format, read_toml
+    from lowprec.spec.default_datapath import default_datapath
+
+    is_file = name.endswith(".toml")
+    if name in list_datapaths() or (is_file and "addition" in read_toml(Path(name))):
+        path = load_datapath(name)
+        return path, path.inputs[0]
+    try:
+        fmt = load_format(name)
+    except LowprecError as error:
+        # Of a name that is neither, the message for datapaths names the nearest one of these.
+        if is_file:
+            raise
+        load_datapath(name)
+        raise error from None
+    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
+    return default_datapath(fmt), element
+
+
+def _numerics(chosen: _Chosen) -> dict[str, Any]:
+    path, addition = chosen.path, chosen.path.addition
+    found = {
+        "datapath": path.name,
+        "a": chosen.a.name,
+        "b": chosen.b.name,
+        "lanes": chosen.lanes,
+        "accumulator": path.accumulator.name,
+        "addition": addition.kind,
+        **{k: v for k, v in addition.to_json().items() if k != "kind" and v is not None},
+        "result": path.result.name if path.result else path.accumulator.name,
+        "rounding": path.rounding,
+    }
+    if path.scaling is not None and chosen.scale is not None:
+        per = f"{chosen.scale.name} per {path.scaling.block}, {path.scaling.position}"
+        found["scale"] = per + (f", groups of {path.scaling.group}" if path.scaling.group else "")
+    if path.promotion is not None:
+        found["promotion"] = f"{path.promotion.format.name} every {path.promotion.interval}"
+    return found
+
+
+def _model(chosen: _Chosen) -> dict[str, Any]:
+    from lowprec.perf.datapath_cost import structural_cost
+
+    found = structural_cost(chosen.path, chosen.a, chosen.b, chosen.lanes, chosen.scale)
+    return {
+        "components": {k: v / found.lanes for k, v in found.components.items()},
+        "gates": found.gates_per_lane,
+        "low": found.low / found.lanes,
+        "high": found.high / found.lanes,
+        "transistors": found.transistors / found.lanes,
+        "delay": found.delay,
+    }
+
+
+def _synthesis(ours: _Chosen, theirs: _Chosen | None) -> list[dict[str, Any]]:
+    from lowprec.rtl.cost import cost
+
+    return [_measured(cost(each.unit())) for each in (ours, theirs) if each is not None]
+
+
+def _measured(cost: Cost) -> dict[str, Any]:
+    return {
+        "components": cost.by_component(),
+        "gates": cost.gates_per_lane,
+        "transistors": cost.transistors_per_lane,
+        "delay": cost.synthesis.delay,
+        "depth": cost.synthesis.depth,
+    }
+
+
+def _write(chosen: _Chosen, folder: Path) -> Path:
+    unit = chosen.unit()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{unit.name}.v"
+        path.write_text(unit.verilog())
+    except OSError as error:
+        raise LowprecError(f"--rtl {folder}: {error.strerror}") from None
+    return path
+
+
+def _rows(ours: dict[str, Any], theirs: dict[str, Any] | None = None) -> list[dict[str, str]]:
+    """A line per component, then the whole, what it takes in time, and products per gate."""
+    names = dict.fromkeys([*ours["components"], *(theirs["components"] if theirs else [])])
+
+    def row(name: str, mine: float, other: float | None, digits: int = 0) -> dict[str, str]:
+        cells = {"": name, "unit": f"{mine:,.{digits}f}"}
+        if other is not None:
+            cells |= {"baseline": f"{other:,.{digits}f}"}
+            cells |= {"ratio": f"{mine / other:.2f}" if other else ""}
+        return cells
+
+    def both(name: str, key: str, digits: int = 0) -> dict[str, str]:
+        return row(name, ours[key], theirs[key] if theirs else None, digits)
+
+    rows = [
+        row(n, ours["components"].get(n, 0), theirs["components"].get(n, 0) if theirs else None)
+        for n in names
+    ]
+    rows.append(both("gates", "gates"))
+    rows += [both(f"gates, {k} of 90 %", k) for k in ("low", "high") if k in ours]
+    rows += [both("transistors", "transistors"), both("delay in FO4", "delay")]
+    rate = row(
+        "products per 1000 gates",
+        1000 / ours["gates"],
+        1000 / theirs["gates"] if theirs else None,
+        2,
+    )
+    return [*rows, rate]
