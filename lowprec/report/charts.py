@@ -72,6 +72,22 @@ def main_chart(report: Report, interactive: bool = True) -> dict[str, Any] | Non
     return compile_chart(chart)
 
 
+def main_text(report: Report) -> str:
+    """The main chart in words, for those who do not see it."""
+    speeds = {
+        p.candidate: p.tokens_per_second
+        for p in report.prices
+        if (p.model, p.machine, p.workload) == report.shown
+    }
+    shown = ", ".join(report.shown or ())
+    points = "; ".join(
+        f"{row['recipe']}: KL {row['kl']:.3g}, {speeds[row['recipe']]:.4g} tokens/s"
+        for row in losses(report)
+        if row["recipe"] in speeds
+    )
+    return f"Loss against modelled tokens per second per chip ({shown}). {points}"
+
+
 def _title(report: Report) -> Any:
     import altair as alt
 

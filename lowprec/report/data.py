@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.quantizer import Quantizer
@@ -93,7 +94,8 @@ class Failed:
 @dataclass(frozen=True)
 class Report:
     """All of it. shown: (model, machine, workload) that the main chart opens with. protocol:
-    (what, how) lines; digests: (what, digest) lines; failed: cells that are missing."""
+    (what, how) lines; digests: (what, digest) lines; failed: cells that are missing. sensitivity,
+    searched: rows of `lowprec sensitivity` and `lowprec search` in the study's folder, as JSON."""
 
     title: str
     candidates: tuple[Candidate, ...]
@@ -103,6 +105,8 @@ class Report:
     protocol: tuple[tuple[str, str], ...]
     digests: tuple[tuple[str, str], ...]
     failed: tuple[Failed, ...] = ()
+    sensitivity: tuple[dict[str, Any], ...] = ()
+    searched: tuple[dict[str, Any], ...] = ()
 
 
 def _spell(quantizers: list[Quantizer | None]) -> str:

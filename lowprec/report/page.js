@@ -117,5 +117,7 @@ async function chart(id, spec) {
 
 document.querySelectorAll(".big-table").forEach(bigTable);
 document.querySelectorAll("table.sortable").forEach(sortable);
-Promise.all([chart("main-chart", DATA.main_chart), chart("layer-chart", DATA.layer_chart)])
+Promise.all([
+  chart("main-chart", DATA.main_chart), chart("layer-chart", DATA.layer_chart),
+  chart("heat-map", DATA.heat_map), chart("bits-chart", DATA.bits_chart)])
   .then(() => { document.documentElement.dataset.ready = "yes"; });

@@ -7,8 +7,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from lowprec.report.charts import layer_chart, losses, main_chart, place_labels
+from lowprec.report.charts import layer_chart, losses, main_chart, main_text, place_labels
 from lowprec.report.data import Report
+from lowprec.report.sensitivity import (
+    bits_chart,
+    bits_text,
+    heat_map,
+    heat_text,
+    sensitivity_table,
+)
 from lowprec.report.tables import (
     PRICES,
     accuracy_rows,
@@ -52,6 +59,9 @@ def html(report: Report) -> str:
         "sources": source_table(report).to_json(),
         "main_chart": main_chart(report),
         "layer_chart": layer_chart(report),
+        "sensitivity": sensitivity_table(report).to_json(),
+        "heat_map": heat_map(report),
+        "bits_chart": bits_chart(report),
     }
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     safe = Markup
@@ -61,6 +71,9 @@ def html(report: Report) -> str:
         accuracy=accuracy_rows(report),
         main=data["main_chart"] is not None,
         layers=data["layer_chart"] is not None,
+        heat=heat_text(report) if data["heat_map"] else "",
+        bits=bits_text(report) if data["bits_chart"] else "",
+        main_text=main_text(report),
         price_columns=len(PRICES),
         version=__version__,
         css=safe(_resource("page.css")),

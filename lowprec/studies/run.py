@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from lowprec.studies.executor.cell import Outcome, failed
 from lowprec.studies.shapes import Shape, load_shape
 from lowprec.studies.store import Failure, Store, dump, write_atomically
 from lowprec.studies.study import Study, load_study
-from lowprec.studies.summary import Priced, build_report, manifest
+from lowprec.studies.summary import Priced, build_report, found_beside, manifest
 from lowprec.studies.throughput import jobs, load_machines, price, subject, tracer
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ class _Run:
         accuracy = self._accuracy(bench) if bench else []
         priced = self._throughput(shapes, machines)
         result = build_report(self.plan, accuracy, priced, machines, self.failed)
+        result = replace(result, **found_beside(self.store.folder))
         write_atomically(self.store.folder / "study.json", manifest(self.plan, accuracy, priced))
         with self.progress.task("report"):
             path = page.write(result, self.store.folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lowprec.perf import Machine, Quantity
@@ -51,6 +52,20 @@ def build_report(
         digests=_digests(plan, accuracy, priced),
         failed=tuple(failed),
     )
+
+
+def found_beside(folder: Path) -> dict[str, tuple[dict[str, Any], ...]]:
+    """What `lowprec sensitivity` and `lowprec search` left in a study's folder, if anything."""
+    found = {}
+    for key, name, part in (
+        ("sensitivity", "sensitivity.json", "rows"),
+        ("searched", "search.json", "candidates"),
+    ):
+        try:
+            found[key] = tuple(json.loads((folder / name).read_text())[part])
+        except (OSError, ValueError, KeyError):
+            continue
+    return found
 
 
 def rows(result: Report, machines: int = 4) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lowprec.report.data import Candidate, Price, Report, Source
+from lowprec.report.data import Candidate, Failed, Price, Report, Source
 from lowprec.spec import Metric, Record, load_recipe
 
 LOSS = {
@@ -86,6 +86,26 @@ def report() -> Report:
         shown=("huge", "b200", "decode, batch 1"),
         protocol=(("Text", "8 windows"),),
         digests=(("model", "ab" * 32),),
+        failed=(Failed("int3", "its logits are <not> finite"),),
+        sensitivity=tuple(
+            {
+                "path": f"model.layers.{layer}.{kind}",
+                "operand": operand,
+                "fisher": 0.001 * (layer + 1),
+                "one": {"kl": 0.002 * (layer + 1)},
+            }
+            for layer in range(6)
+            for kind in ("self_attn.q_proj", "mlp.down_proj")
+            for operand in ("weight", "activation")
+        ),
+        searched=(
+            {
+                "name": "assigned-5",
+                "how": "assigned",
+                "bits": {"weight": 5.0, "activation": 4.9},
+                "metrics": {"kl": {"value": 0.2, "interval": [0.18, 0.22]}},
+            },
+        ),
     )
 
 

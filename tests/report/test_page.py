@@ -64,6 +64,18 @@ def test_the_page_works_in_a_browser(folder: Path, report: Report, tmp_path: Pat
     assert int(rows["prices"]) == len(report.prices)
     assert int(rows["coverage"]) == len(report.candidates) * 2
     assert int(rows["layers"]) == len(report.candidates) * 12
+    assert int(rows["sensitivity"]) == 2 * len(report.sensitivity)
+    heat = text[text.index('id="heat-map"') : text.index('id="coverage"')]
+    # A cell per layer, module and operand, of the measure that the list opens with.
+    assert heat.count('aria-roledescription="rect mark container"') == 2
+    assert len(re.findall(r'aria-roledescription="rect mark"', heat)) == len(report.sensitivity)
+    bits = text[text.index('id="bits-chart"') : text.index('id="failed"')]
+    assert len(re.findall(r'aria-roledescription="point"', bits)) == len(report.candidates)
+    assert "its logits are &lt;not&gt; finite" in text
+    for place in ("main-chart", "bits-chart", "layer-chart", "heat-map"):
+        label = re.search(rf'id="{place}"[^>]*aria-label="([^"]*)"', text)
+        assert label is not None
+        assert len(label[1]) > 40
     layers = text[text.index('id="layer-chart"') : text.index('id="coverage"')]
     assert "<svg" in layers
 
