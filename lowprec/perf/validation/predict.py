@@ -15,6 +15,7 @@ from lowprec.perf.validation import (
     quantizers,
     serving,
     training,
+    vectors,
 )
 from lowprec.perf.validation.point import Point, Prediction
 
@@ -25,6 +26,7 @@ READERS: tuple[Callable[[Point], Prediction | None], ...] = (
     experts.predict,
     attention.predict,
     quantizers.predict,
+    vectors.predict,
     gemm.predict,
     training.predict,
     serving.predict,
