@@ -34,8 +34,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoints": _CORE | {"nn"},
     "eval": _CORE | {"nn", "checkpoints"},
     "report": _DATA | {"exact", "perf"},
+    "proposal": _DATA | {"exact", "perf", "report"},
     "studies": _CORE | {"nn", "eval", "report"},
-    "cli": _CORE | {"rtl", "nn", "eval", "studies", "report"},
+    "cli": _CORE | {"rtl", "nn", "eval", "studies", "report", "proposal"},
     "__init__": _CORE | {"nn", "checkpoints", "eval", "studies", "report"},
 }
 # What the two outermost parts may import before a function of theirs runs.
@@ -253,6 +254,8 @@ LIGHT = {
     "lowprec formats": _command("formats"),
     "lowprec formats mxfp4": _command("formats", "mxfp4"),
     "lowprec perf --help": _command("perf", "--help"),
+    "lowprec vectors --help": _command("vectors", "--help"),
+    "import lowprec.proposal.vectors": "import lowprec.proposal.vectors",
 }
 
 

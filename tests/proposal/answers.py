@@ -87,6 +87,8 @@ def _is_lost(row: dict[str, Any], quantizer: Quantizer) -> bool:
     fmt = quantizer.format
     assert isinstance(fmt, BlockFormat)
     finite = all(number(code, "float32") - number(code, "float32") == 0 for code in row["x"])
+    if quantizer.rule in ("static", "fixed") and fmt.outer is None:
+        return not finite and not fmt.element.has_nan
     outer = fmt.outer is not None and fmt.outer.scale.has_nan
     return not finite and not (fmt.scale.has_nan or outer)
 
@@ -113,10 +115,11 @@ def _tensor(row: dict[str, Any], functions: Functions, quantizer: Quantizer) -> 
             more.append([0 if at is None else row["random"][at] for at in members])
         block = functions.quantize_block(numbers, *more)
         values = functions.dequantize_block(block, *outer)
-        for at, code, y in zip(members, block.pop("code"), values, strict=True):
+        for at, code, y in zip(members, block["code"], values, strict=True):
             if at is not None:
                 found["code"][at], found["value"][at] = code, y
-        for key, code in block.items():
+        for key in block.keys() - {"code"}:
+            code = block[key]
             found[key] = (*found.get(key, ()), *(code if isinstance(code, list) else [code]))
     return found | {"code": tuple(found["code"])}
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from lowprec.errors import LowprecError
 from lowprec.exact.scale import largest_value
+from lowprec.proposal.reference.dots import dot_context
 from lowprec.proposal.reference.parts import Part, part
 from lowprec.proposal.reference.words import layout, listed_c, listed_py, number_c, summary
 from lowprec.spec import (
@@ -35,12 +36,13 @@ def python_reference(quantizer: Quantizer, datapath: Datapath | None = None) -> 
     return _rendered("reference.py.jinja", quantizer, datapath)
 
 
-def c_reference(quantizer: Quantizer, datapath: Datapath | None = None) -> str:
-    """The source of a C99 header with the same functions, each named NAME_function.
+def c_reference(quantizer: Quantizer) -> str:
+    """The source of a C99 header with the same functions, each named NAME_function, but for the
+    dot product: that one is a matter of integers wider than C99 has.
 
     LowprecError as for `python_reference`.
     """
-    return _rendered("reference.h.jinja", quantizer, datapath)
+    return _rendered("reference.h.jinja", quantizer, None)
 
 
 def c_name(quantizer: Quantizer) -> str:
@@ -79,10 +81,10 @@ def context(quantizer: Quantizer, datapath: Datapath | None = None) -> dict[str,
         "codebooks": any(p.format.kind == "codebook" for p in parts.values()),  # type: ignore[attr-defined]
         "random_bits": quantizer.projection.bits,
         "path": None,
-        "is_tree": False,
         "block": isinstance(fmt, BlockFormat),
         **{name: parts.get(name) for name in _NAMES},
     }
+    found |= dot_context(datapath) if datapath else {}
     return found | (_block(quantizer, fmt, parts) if isinstance(fmt, BlockFormat) else {})
 
 

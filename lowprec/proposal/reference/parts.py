@@ -116,9 +116,9 @@ def _steps(fmt: CodebookFormat, projection: Projection) -> tuple[tuple[float, in
         return ()
     own = sorted({Fraction(v) for v in value_table(fmt) if math.isfinite(v)})
     gaps = [high - low for low, high in pairwise(own)] or own
-    # Zero counts whether or not it is a value; beyond the ends the last gap is repeated once.
-    values = sorted({own[0] - gaps[0], *own, Fraction(0), own[-1] + gaps[-1]})
-    turns = {*values, *((low + high) / 2 for low, high in pairwise(values))}
+    # Beyond the ends the last gap is repeated once; zero counts whether or not it is a value.
+    values = [own[0] - gaps[0], *own, own[-1] + gaps[-1]]
+    turns = {Fraction(0), *values, *((low + high) / 2 for low, high in pairwise(values))}
     asked: set[float] = set()
     for turn in turns:
         x = float(turn)

@@ -10,5 +10,16 @@
 from lowprec.proposal.vectors.files import read, write
 from lowprec.proposal.vectors.generate import generate
 from lowprec.proposal.vectors.model import KINDS, LEVELS, SCHEMA, Column, VectorSet
+from lowprec.proposal.vectors.target import load_target
 
-__all__ = ["KINDS", "LEVELS", "SCHEMA", "Column", "VectorSet", "generate", "read", "write"]
+__all__ = [
+    "KINDS",
+    "LEVELS",
+    "SCHEMA",
+    "Column",
+    "VectorSet",
+    "generate",
+    "load_target",
+    "read",
+    "write",
+]

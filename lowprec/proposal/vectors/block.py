@@ -24,6 +24,8 @@ NUMBERS = {"smoke": 1 << 9, "standard": 1 << 13, "full": 1 << 16}
 # The longest row of a block, shorter where many scales are tried for each.
 LONGEST = {"smoke": 32, "standard": 256, "full": 256}
 SEARCHED = 8
+# Scales of the rule static: float32 numbers.
+GIVEN = (1.0, 2.0**-7, 97 * 2.0**-8, 96.0)
 F32 = FLOAT32.format
 Tensor = tuple[str, list[int]]
 
@@ -95,7 +97,9 @@ def _row(
     assert isinstance(fmt, BlockFormat)
     numbers = [float(value(code, F32)) for code in codes]
     random = None if bits is None else [source.getrandbits(bits) for _ in codes]
-    given = [1.0, 0.0078125, 0.37, 96.0][i % 4] if quantizer.rule == "static" else None
+    given = (
+        [1.0, 0.0078125, 0.3700000047683716, 96.0][i % 4] if quantizer.rule == "static" else None
+    )
     # Without an outer scale every block has the given scale.
     count = math.prod(fmt.scale_shape(shape)) if fmt.outer is None else 1
     scales = None if given is None else [given] * count
@@ -136,11 +140,10 @@ def code_or_zero(x: Value | None, fmt: Format) -> int:
 
 def _tensors(quantizer: Quantizer, shape: tuple[int, int], level: Level) -> Iterator[Tensor]:
     size = math.prod(shape)
-    count = max(NUMBERS[level] // size, 24)
     hard = [tensor for tensor in _hard(quantizer, size) if len(tensor[1]) == size]
     yield from hard
     random = Random(5)
-    for i in range(count - len(hard)):
+    for i in range(max(NUMBERS[level] // size - len(hard), 6)):
         why = ("normal", "wide", "short-block")[i % 3]
         yield why, _drawn(random, size, spread=16.0 if why == "wide" else 0.0)
 

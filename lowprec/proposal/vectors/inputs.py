@@ -13,7 +13,7 @@ from itertools import pairwise
 from random import Random
 
 from lowprec.exact import FLOAT32, FLOAT64, TABLE_BITS, code_of, project, value, value_table
-from lowprec.spec import FloatFormat, Format, Projection
+from lowprec.spec import CodebookFormat, FloatFormat, Format, IntFormat, Projection
 from lowprec.spec.format import floor_log2, pow2
 
 DOWN = Projection(rounding="down", saturation="OvfInf")
@@ -47,9 +47,19 @@ def step(code: int, by: int, source: FloatFormat) -> int:
     return place if place >= 0 else sign | -place
 
 
+LISTED = 1 << 10
+
+
+def _is_listed(fmt: Format, limit: int) -> bool:
+    """Whether all values are looked at: of few, of as many as are asked for, and of codebooks,
+    which are in no order."""
+    few = fmt.code_points <= max(limit, LISTED) and fmt.bits <= TABLE_BITS
+    return few or isinstance(fmt, CodebookFormat)
+
+
 def finite_pairs(fmt: Format, limit: int) -> list[tuple[Fraction, Fraction]]:
     """Neighbouring finite values, rising; of a format of many values `limit` pairs of them."""
-    if fmt.bits <= TABLE_BITS:
+    if _is_listed(fmt, limit):
         values = sorted({Fraction(v) for v in value_table(fmt) if math.isfinite(v)})
         pairs = list(pairwise(values))
         if len(pairs) <= limit:
@@ -116,12 +126,14 @@ def _overflows(fmt: Format, source: FloatFormat) -> Iterator[Question]:
 def _ends(fmt: Format) -> Iterator[tuple[Fraction, Fraction]]:
     """The largest and the least value, each with its neighbour."""
     for end in {fmt.max_exact, fmt.min_exact} - {Fraction(0)}:
-        if fmt.bits <= TABLE_BITS:
+        if _is_listed(fmt, LISTED):
             values = {Fraction(v) for v in value_table(fmt) if math.isfinite(v)} | {Fraction(0)}
             yield end, min(values - {end}, key=lambda v: abs(v - end))
         else:
             code = code_of(end, fmt)
-            yield end, Fraction(value(code - 1 if code else 1, fmt))
+            # One code nearer to zero: of a negative two's complement integer that is one above.
+            nearer = 1 if end < 0 and isinstance(fmt, IntFormat) else -1
+            yield end, Fraction(value(code + nearer if code else 1, fmt))
 
 
 def _specials(fmt: Format, source: FloatFormat) -> Iterator[Question]:

@@ -7,6 +7,7 @@ and the end. `why` holds places in the head's list `reasons`; `head` is JSON as 
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
 import zlib
 from itertools import pairwise
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
 MAX_MEMBER = 8 * MAX_WORDS
 MAX_TOTAL = 2 * MAX_MEMBER
-_BAD = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError)
+# What zipfile raises for damaged archives, encrypted ones and unknown compressions.
+_BAD = (
+    zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError,
+    ValueError, OverflowError, struct.error,
+)  # fmt: skip
 
 
 def dump(found: VectorSet) -> bytes:
@@ -99,6 +104,8 @@ def read_arrays(data: bytes) -> dict[str, np.ndarray[Any, Any]]:
             if sum(info.file_size for info in infos) > MAX_TOTAL:
                 raise LowprecError(f"unpacks to more than {MAX_TOTAL >> 20} MiB; not read")
             return {info.filename.removesuffix(".npy"): _array(archive, info) for info in infos}
+    except LowprecError:
+        raise
     except _BAD as error:
         raise LowprecError(f"no npz: {error}") from None
 

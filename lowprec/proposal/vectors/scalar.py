@@ -15,7 +15,7 @@ from lowprec.proposal.vectors.inputs import (
     source_of,
 )
 from lowprec.proposal.vectors.model import Head, Kind, Level, Row, VectorSet, table, thin
-from lowprec.spec import FloatFormat, Format, Projection, load_format
+from lowprec.spec import CodebookFormat, FloatFormat, Format, Projection, load_format
 
 # Rows of a set by level.
 ROWS = {"smoke": 320, "standard": 4096, "full": 1 << 17}
@@ -94,14 +94,19 @@ def _kind_of(y: Value) -> str:
 
 
 def _widened(fmt: Format) -> FloatFormat:
-    """float32 if it holds every value (of wide formats: their precision and range), else
-    float64."""
-    if fmt.bits <= 16:
+    """float32 if it holds every value, else float64."""
+    if fmt.bits <= 8 or isinstance(fmt, CodebookFormat):
         values = (value(code, fmt) for code in range(fmt.code_points))
         exact = all(identical(project(v, FLOAT32.format, IEEE), v) for v in values)
     else:
-        exact = source_of(fmt) == FLOAT32.format or fmt.name == FLOAT32.format.name
+        exact = (
+            source_of(fmt) == FLOAT32.format and _precision(fmt) <= 24
+        ) or fmt.name == "float32"
     return FLOAT32.format if exact else FLOAT64.format
+
+
+def _precision(fmt: Format) -> int:
+    return fmt.precision if isinstance(fmt, FloatFormat) else fmt.bits
 
 
 def _chosen(asked: list[Question], limit: int) -> list[Question]:
