@@ -17,11 +17,22 @@ from lowprec.cli import (
     studies,
     throughput,
     validate,
+    vectors,
 )
 from lowprec.cli.app import app
 from lowprec.errors import LowprecError
 
-for _commands in (formats, studies, results, evaluation, throughput, validate, serving, datapath):
+for _commands in (
+    formats,
+    studies,
+    results,
+    evaluation,
+    throughput,
+    validate,
+    serving,
+    datapath,
+    vectors,
+):
     app.add_typer(_commands.app)
 
 
