@@ -73,7 +73,11 @@ def list_models() -> list[str]:
 
 
 def load_model(
-    spec: str | Path, dtype: torch.dtype = torch.float32, say: Say = to_stderr, where: str = ""
+    spec: str | Path,
+    dtype: torch.dtype = torch.float32,
+    say: Say = to_stderr,
+    where: str = "",
+    device_map: str | dict[str, Any] | None = None,
 ) -> LoadedModel:
     """A model by the name of a shipped one, a .toml file like it, a folder, a .gguf file, or
     ``owner/name``.
@@ -82,19 +86,23 @@ def load_model(
     from the Hugging Face hub unless a folder has that name. Weights are read from safetensors
     only and no code of a model is run; weights of another type are cast to `dtype`. A .gguf file
     and a folder of quantized weights run on their codes: `lowprec.checkpoints.load_checkpoint`.
+    device_map: accelerate's, for models beyond one device: ``auto``, or devices by module; what is
+    mapped to ``disk`` is read from a temporary folder at each call. Not for quantized weights.
     """
     name = str(spec)
     if name in list_models() or name.endswith(".toml"):
         path = Path(name) if name.endswith(".toml") else data_dir("evals") / f"models/{name}.toml"
         packaged = build(PackagedModel, read_toml(path), str(path))
-        return _load_folder(_converted(packaged, say), dtype, packaged.name)
+        return _load_folder(_converted(packaged, say), dtype, packaged.name, device_map)
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return _load_folder(folder, dtype, folder.resolve().name)
+        return _load_folder(folder, dtype, folder.resolve().name, device_map)
     if folder.suffix == ".gguf":
+        if device_map is not None:
+            raise LowprecError(f"{folder}: quantized weights take no device_map")
         return _load_gguf(folder, dtype)
     if _HUB_ID.fullmatch(name) and not name.startswith("."):
-        return _load_folder(_snapshot(name), dtype, name)
+        return _load_folder(_snapshot(name), dtype, name, device_map)
     if "/" in name or os.sep in name:
         raise LowprecError(f"{where + ': ' if where else ''}{name}: no such model folder")
     raise unknown("model", name, list_models(), where)
@@ -117,7 +125,9 @@ def _snapshot(name: str) -> Path:
         ) from None
 
 
-def _load_folder(folder: Path, dtype: torch.dtype, name: str) -> LoadedModel:
+def _load_folder(
+    folder: Path, dtype: torch.dtype, name: str, device_map: str | dict[str, Any] | None = None
+) -> LoadedModel:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -125,10 +135,17 @@ def _load_folder(folder: Path, dtype: torch.dtype, name: str) -> LoadedModel:
     if (folder / MANIFEST).is_file():
         _check_manifest(folder, files)
     options = {"local_files_only": True, "trust_remote_code": False}
+    quantized = is_quantized(folder)
+    if quantized and device_map is not None:
+        raise LowprecError(f"{folder}: quantized weights take no device_map")
+    if device_map is not None:
+        options |= {"device_map": device_map}
     try:
         with _quiet():
-            tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-            if is_quantized(folder):
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            if quantized:
                 model = load_checkpoint(folder, dtype=dtype)
             else:
                 model = AutoModelForCausalLM.from_pretrained(
