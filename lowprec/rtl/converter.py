@@ -10,11 +10,12 @@ from types import SimpleNamespace
 from amaranth.hdl import C, Cat, Elaboratable, Module, Mux, Signal, Value
 
 from lowprec.errors import LowprecError
+from lowprec.exact.scale import ONTO_SCALE
 from lowprec.exact.values import code_of
 from lowprec.rtl.part import Library, Part, Ports
-from lowprec.rtl.project import projected
+from lowprec.rtl.project import check_projection, projected
 from lowprec.rtl.real import Real, named, quotient, rounded, unpacked
-from lowprec.rtl.scaler import ONE, SCALED, Scaler, is_power_of_two, precision_of, row
+from lowprec.rtl.scaler import ONE, SCALED, Scaler, check_scale, is_power_of_two, precision_of, row
 from lowprec.spec import load_format
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import FloatFormat, Format, floor_log2
@@ -183,6 +184,7 @@ def converter(quantizer: Quantizer, source: str = "float32", lanes: int | None =
     fmt, number = quantizer.format, load_format(source)
     assert isinstance(number, FloatFormat)
     if not isinstance(fmt, BlockFormat):
+        check_projection(fmt, quantizer.projection)
         return Converter(number, quantizer, lanes or 1)
     _check(quantizer, fmt)
     if (size := row(fmt)) is not None:
@@ -201,8 +203,10 @@ def _check(quantizer: Quantizer, fmt: BlockFormat) -> None:
         )
     if fmt.outlier is not None:
         raise LowprecError(f"{fmt.name}: no converter for formats with outliers")
-    if fmt.scale.bits > 32 or (fmt.outer is not None and fmt.outer.scale.bits > 32):
-        raise LowprecError(f"{fmt.name}: no converter for scales beyond float32")
+    check_projection(fmt.element, quantizer.projection)
+    check_projection(fmt.scale, ONTO_SCALE)
+    for scale in (fmt.scale, *([fmt.outer.scale] if fmt.outer else [])):
+        check_scale(scale)
     # What lies below float32's normal range keeps more bits here than there.
     if floor_log2(fmt.element.min_positive_exact) - (quantizer.projection.bits or 1) < -120:
         raise LowprecError(f"{fmt.name}: no converter for elements as small as float32's smallest")

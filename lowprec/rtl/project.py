@@ -17,6 +17,14 @@ from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat, 
 from lowprec.spec.projection import Projection
 
 
+def check_projection(fmt: Format, how: Projection) -> None:
+    """LowprecError where `projected` has no hardware."""
+    if isinstance(fmt, FloatFormat) and fmt.zero and not fmt.subnormals:
+        raise LowprecError(f"{fmt.name}: no converter for a zero without subnormals around it")
+    if isinstance(fmt, CodebookFormat) and how.rounding == "stochastic":
+        raise LowprecError(f"{fmt.name}: no converter that rounds a codebook stochastically")
+
+
 def projected(
     m: Module, x: Real, fmt: Format, how: Projection, random: Value | None, name: str
 ) -> Value:
@@ -83,8 +91,6 @@ def _float(
     m: Module, x: Real, fmt: FloatFormat, how: Projection, random: Value | None, name: str
 ) -> Value:
     p, guard = fmt.precision, how.bits or 1
-    if fmt.zero and not fmt.subnormals:
-        raise LowprecError(f"{fmt.name}: no converter for a zero without subnormals around it")
     above = named(m, x.exp - fmt.emin, f"{name}_above", EXPONENT)
     kept = p + guard
     sig = Cat(C(0, max(kept - PRECISION, 0)), x.sig)
@@ -140,8 +146,6 @@ def _int(
 
 def _table(m: Module, x: Real, fmt: CodebookFormat, how: Projection, name: str) -> Value:
     """By comparing with the least number of each code: a search of as many steps as bits."""
-    if how.rounding == "stochastic":
-        raise LowprecError(f"{fmt.name}: no converter that rounds a codebook stochastically")
     # Below this, 2^-30 of the smallest magnitude, nothing changes any more.
     lowest = floor_log2(min(abs(Fraction(v)) for v in fmt.values if v and isfinite(v))) - 30
     key = Cat(x.sig[:-1], named(m, x.exp - lowest, f"{name}_place", 12)[:11])

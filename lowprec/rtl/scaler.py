@@ -34,6 +34,7 @@ from lowprec.spec.quantizer import GIVEN_RULES, POWER_OF_TWO_RULES, Quantizer
 
 # What a lane needs of S: (1 or sig) * 2^exp, or one of these.
 SCALED: Ports = {"scale_exp": EXPONENT, "scale_sig": PRECISION, "scale_zero": 1, "scale_nan": 1}
+TABLE_BITS = 8
 ONE = 1 << (PRECISION - 1)
 
 
@@ -263,11 +264,17 @@ def _times(m: Module, x: Real, y: Real) -> Real:
     return unpacked(m, named(m, Cat(found, C(0, 1)), "scale_float32"), fmt, "scale_whole")
 
 
+def check_scale(fmt: Format) -> None:
+    """LowprecError where `decoded` has no hardware."""
+    simple = isinstance(fmt, FloatFormat) and fmt.nan == "ieee" and fmt.subnormals
+    if fmt.bits > TABLE_BITS and not (simple and fmt.bits <= 32):
+        raise LowprecError(f"{fmt.name}: no converter for scales of this format")
+
+
 def decoded(m: Module, code: Value, fmt: Format, name: str) -> Real:
     """The number of a code point: of small formats by a table. Signs are left out."""
-    if fmt.bits > 8:
-        if not (isinstance(fmt, FloatFormat) and fmt.nan == "ieee" and fmt.subnormals):
-            raise LowprecError(f"{fmt.name}: no converter for scales of this format")
+    if fmt.bits > TABLE_BITS:
+        assert isinstance(fmt, FloatFormat)  # `check_scale` sees to it.
         return unpacked(m, code, fmt, name)
     exp, sig = Signal(EXPONENT, name=f"{name}_exp"), Signal(PRECISION, name=f"{name}_sig")
     flags = [Signal(name=f"{name}_{flag}") for flag in ("zero", "inf", "nan")]
