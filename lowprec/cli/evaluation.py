@@ -36,10 +36,16 @@ def evaluate(
     windows: Annotated[
         int | None, typer.Option(min=0, help="Windows that are scored; 0 for all [the text's].")
     ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of a recipe that has random bits.")] = 1,
+    generate: Annotated[
+        int | None,
+        typer.Option(min=1, help="Compare greedy continuations of so many tokens instead."),
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=2, help="Documents that are continued.")] = 16,
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="Score tasks instead: names as lowprec eval's page has them, .yaml files."
+            help="Score tasks instead: names under evals/tasks or of lm-eval, .yaml files."
         ),
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Items of each task [all].")] = None,
@@ -53,7 +59,7 @@ def evaluate(
     """Measure one recipe on one model: differences to the unquantized run on the same tokens."""
     from lowprec.report.progress import for_terminal
     from lowprec.spec import load_recipe
-    from lowprec.studies.single import asked_of, evaluate_one
+    from lowprec.studies.single import asked_of, evaluate_generation, evaluate_one
 
     chosen = load_recipe(recipe, "--recipe")
     if tasks is not None:
@@ -65,7 +71,11 @@ def evaluate(
         )
         _show(record, out, as_json)
         return
-    asked = asked_of(model, text, protocol, length, stride, windows)
+    if generate is not None:
+        record = evaluate_generation(model, text, chosen, generate, prompts, for_terminal())
+        _show(record, out, as_json)
+        return
+    asked = asked_of(model, text, protocol, length, stride, windows, seeds)
     _show(evaluate_one(asked, chosen, for_terminal()), out, as_json)
 
 

@@ -81,6 +81,31 @@ def join(parts: list[TokenScores]) -> TokenScores:
     )
 
 
+def average(runs: list[TokenScores]) -> TokenScores:
+    """The mean over runs of every token's measures."""
+    return TokenScores(
+        *(np.mean([getattr(r, f.name) for r in runs], axis=0) for f in fields(TokenScores))
+    )
+
+
+def over_seeds(runs: list[TokenScores], clusters: np.ndarray) -> dict[str, float]:
+    """What `summarize` says of dnll, kl, top1 and dp, with the variance between runs that differ in
+    their random bits alone: `statistics.over_seeds`. Nothing for one run."""
+    if len(runs) == 1:
+        return {}
+    columns = {
+        "dnll": [r.nll - r.base_nll for r in runs],
+        "kl": [r.kl for r in runs],
+        "top1": [r.top1 for r in runs],
+        "dp": [r.dp for r in runs],
+    }
+    found: dict[str, float] = {}
+    for name, x in columns.items():
+        e = statistics.over_seeds(np.stack(x), clusters)
+        found |= {name: e.value, f"{name}_se": e.se, f"{name}_low": e.low, f"{name}_high": e.high}
+    return found
+
+
 # The quantiles that llama.cpp's tool prints: of the KL divergence, and of the change of the right
 # token's probability.
 _SHARES = {"max": 1.0, "p999": 0.999, "p99": 0.99, "p95": 0.95, "p90": 0.9, "median": 0.5}

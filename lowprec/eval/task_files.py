@@ -140,7 +140,8 @@ def _description(task: TaskFile, data: Path) -> dict[str, Any]:
             about |= {"output_type": "multiple_choice", "doc_to_choice": "{{choices}}"}
             about |= {"doc_to_target": "gold", "metric_list": metrics("acc", "acc_norm")}
         case "loglikelihood":
-            about |= {"output_type": "loglikelihood", "doc_to_target": "{{answer}}"}
+            # Of this kind lm-eval puts no delimiter between the two.
+            about |= {"output_type": "loglikelihood", "doc_to_target": "{{' ' + answer}}"}
             perplexity = metrics("perplexity", higher=False, aggregation="perplexity")
             about |= {"metric_list": [*metrics("acc"), *perplexity]}
         case "rolling":

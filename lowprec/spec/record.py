@@ -25,7 +25,7 @@ class Record(Spec):
     name the cell. Wall time is no part of a record, so that two runs give equal ones.
     """
 
-    kind: Literal["accuracy", "throughput", "training", "sensitivity", "tasks"]
+    kind: Literal["accuracy", "throughput", "training", "sensitivity", "tasks", "generation"]
     subject: dict[str, Any]
     metrics: dict[str, Metric]
     details: dict[str, Any]

@@ -24,7 +24,15 @@ from lowprec.eval import (
     score_windows,
     windows_of,
 )
-from lowprec.eval.metrics import BOOTSTRAPPED, QUANTILES, TokenScores, by_position, summarize
+from lowprec.eval.metrics import (
+    BOOTSTRAPPED,
+    QUANTILES,
+    TokenScores,
+    average,
+    by_position,
+    over_seeds,
+    summarize,
+)
 from lowprec.eval.power import announcement, sums_by_cluster
 from lowprec.eval.tensors import operand_errors
 from lowprec.nn import coverage, unwrap, wrap
@@ -35,7 +43,7 @@ from lowprec.spec.base import digest
 from lowprec.spec.recipe import Recipe
 from lowprec.spec.record import Metric, Record
 from lowprec.studies.code import ACCURACY, code_digest
-from lowprec.studies.recipes import format_digests
+from lowprec.studies.recipes import format_digests, is_random, reseeded
 from lowprec.studies.shapes import Shape
 from lowprec.studies.store import Store
 from lowprec.studies.study import Accuracy, NamedRecipe
@@ -63,6 +71,8 @@ class Bench:
         protocol = self.asked.cut.to_json()
         if recipe.needs_calibration:
             protocol["calibration"] = self.asked.calibration
+        if self.asked.seeds > 1 and is_random(recipe):
+            protocol["seeds"] = self.asked.seeds
         return {
             "model": {"name": self.loaded.name, "digest": self.loaded.digest},
             "text": {"name": self.text.name, "digest": self.text.digest},
@@ -78,7 +88,8 @@ class Bench:
     def announcement(self) -> str:
         """What the tokens will be able to tell, before anything runs."""
         owners = self.windows.owners
-        return announcement(owners.size, len(np.unique(owners)))
+        line: str = announcement(owners.size, len(np.unique(owners)))
+        return line
 
     @property
     def shape(self) -> Shape:
@@ -100,20 +111,12 @@ class Bench:
 
     def measure(self, named: NamedRecipe) -> Record:
         """The record of one recipe; the model is as before when this returns or raises."""
-        model, baseline = self.loaded.model, self.baseline
-        first = torch.from_numpy(self.windows.tokens(0))[None]
-        torch.manual_seed(self.seed)
-        try:
-            wrapped = wrap(model, named.recipe)
-            if named.recipe.needs_calibration:
-                self._calibrate(wrapped, named.name)
-            with self.progress.task(named.name) as update:
-                scores = score_windows(wrapped, self.windows, baseline, update)
-            covered = coverage(wrapped)
-            errors = operand_errors(wrapped, first.to(model.device))
-        finally:
-            unwrap(model)
-        result = summarize(scores, self.windows.owners)
+        runs = [self._run(named, recipe) for recipe in self._seeded(named.recipe)]
+        _, covered, errors = runs[0]
+        scores = average([each for each, _, _ in runs])
+        owners = self.windows.owners
+        result = summarize(scores, owners)
+        result |= over_seeds([each for each, _, _ in runs], owners)
         return Record(
             kind="accuracy",
             subject=self.subject(named.recipe),
@@ -125,6 +128,7 @@ class Bench:
                 "operands": errors,
                 "tokens": result["n_tokens"],
                 "clusters": result["n_clusters"],
+                "seeds": len(runs),
                 "dof": result["dof"],
                 "iid": {name: result[f"{name}_iid"] for name in measured(result)},
                 "bootstrap": {
@@ -132,10 +136,32 @@ class Bench:
                     for name in BOOTSTRAPPED
                 },
                 "positions": self._positions(scores),
-                "by_cluster": sums_by_cluster(scores, self.windows.owners),
+                "by_cluster": sums_by_cluster(scores, owners),
             },
             environment=environment(),
         )
+
+    def _seeded(self, recipe: Recipe) -> list[Recipe]:
+        """The recipe under each of the seeds that are asked for, itself first; once where nothing
+        in it is drawn at random."""
+        return [reseeded(recipe, i) for i in range(self.asked.seeds if is_random(recipe) else 1)]
+
+    def _run(
+        self, named: NamedRecipe, recipe: Recipe
+    ) -> tuple[TokenScores, Any, list[dict[str, Any]]]:
+        """Scores, coverage and errors of operands of one pass over the windows."""
+        model, baseline = self.loaded.model, self.baseline
+        first = torch.from_numpy(self.windows.tokens(0))[None]
+        torch.manual_seed(self.seed)
+        try:
+            wrapped = wrap(model, recipe)
+            if recipe.needs_calibration:
+                self._calibrate(wrapped, named.name)
+            with self.progress.task(named.name) as update:
+                scores = score_windows(wrapped, self.windows, baseline, update)
+            return scores, coverage(wrapped), operand_errors(wrapped, first.to(model.device))
+        finally:
+            unwrap(model)
 
     def _positions(self, scores: TokenScores) -> list[dict[str, Any]]:
         found = by_position(scores, self.windows.contexts, self.windows.owners)

@@ -8,21 +8,28 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from lowprec.errors import LowprecError
-from lowprec.eval import LoadedModel, Protocol, load_suite, load_text, windows_of
+from lowprec.eval import LoadedModel, Protocol, load_model, load_suite, load_text, windows_of
+from lowprec.eval.generation import agreement, continuations, prompts_of
 from lowprec.nn import unwrap, wrap
-from lowprec.nn.wrap import recipe_of
+from lowprec.nn.wrap import check, recipe_of
 from lowprec.report.progress import Progress, for_terminal
 from lowprec.spec.load import build
 from lowprec.spec.recipe import Recipe
-from lowprec.spec.record import Record
+from lowprec.spec.record import Metric, Record
 from lowprec.spec.text import load_recipe
-from lowprec.studies.accuracy import Bench, load_bench
+from lowprec.studies.accuracy import Bench, environment, load_bench
+from lowprec.studies.code import ACCURACY, code_digest
+from lowprec.studies.recipes import format_digests
 from lowprec.studies.store import Store, parse
 from lowprec.studies.study import Accuracy, NamedRecipe
+
+# Of a prompt whose continuations are compared.
+PROMPT_TOKENS = 64
 
 
 def evaluate(
@@ -87,6 +94,7 @@ def asked_of(
     length: int | None = None,
     stride: int | None = None,
     windows: int | None = None,
+    seeds: int = 1,
 ) -> Accuracy:
     """What is asked; None stands for what the text's own suite says, 0 windows for all of them."""
     local = "/" in text or (Path(text).suffix and not text.endswith(".toml"))
@@ -100,6 +108,7 @@ def asked_of(
         "length": length or own.seqlen,
         "windows": windows or None,
         "protocol": kind,
+        "seeds": seeds,
         "stride": stride or (own.stride if kind == own.kind else None),
     }
     return build(Accuracy, table, "eval")
@@ -124,3 +133,43 @@ def _digest(model: nn.Module) -> str:
         found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def evaluate_generation(
+    model: str, text: str, recipe: Recipe, tokens: int, prompts: int, progress: Progress
+) -> Record:
+    """How far greedy continuations of `tokens` tokens under `recipe` follow those without it:
+    `lowprec.eval.generation.Agreement`, over the first 64 tokens of `prompts` documents."""
+    loaded, source = load_model(model, say=progress.say), load_text(text, say=progress.say)
+    check(loaded.model, recipe, "recipe")
+    if recipe.needs_calibration:
+        raise LowprecError(f"{recipe.name}: generation has no text to calibrate on")
+    asked = prompts_of(source, loaded.tokenizer, prompts, PROMPT_TOKENS)
+    with progress.task("unquantized model") as update:
+        base = continuations(loaded.model, asked, tokens, update)
+    try:
+        with progress.task(recipe.name) as update:
+            said = continuations(wrap(loaded.model, recipe), asked, tokens, update)
+    finally:
+        unwrap(loaded.model)
+    found = agreement(base, said)
+    estimates = {"exact": found.exact, "agreeing": found.agreeing}
+    median = float(np.median(found.divergence))
+    return Record(
+        kind="generation",
+        subject={
+            "model": {"name": loaded.name, "digest": loaded.digest},
+            "text": {"name": source.name, "digest": source.digest},
+            "protocol": {"tokens": tokens, "prompts": prompts, "prompt_tokens": PROMPT_TOKENS},
+            "recipe": recipe.spell(),
+            "formats": format_digests(recipe),
+            "code": code_digest(ACCURACY),
+        },
+        metrics={name: Metric(value=e.value, se=e.se) for name, e in estimates.items()}
+        | {"divergence_median": Metric(value=median)},
+        details={
+            "intervals": {name: [e.low, e.high] for name, e in estimates.items()},
+            "divergence": list(found.divergence),
+        },
+        environment=environment(),
+    )

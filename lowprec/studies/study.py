@@ -27,7 +27,8 @@ class Accuracy(Spec):
     `lowprec.eval.protocols.Protocol`. model: a shipped model's name, a folder, or a Hugging Face
     id; it runs in float32, and that unquantized run is the reference of every paired difference.
     text: a shipped text's name or a file. calibration: how many windows behind those, none of which
-    is scored, a recipe sees that needs calibration.
+    is scored, a recipe sees that needs calibration. seeds: how often a recipe with random bits
+    runs; its errors then have the variance between the seeds in them.
     """
 
     model: Name
@@ -36,6 +37,7 @@ class Accuracy(Spec):
     windows: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
     protocol: Kind = "windows"
     stride: Annotated[int, Field(ge=1)] | None = None
+    seeds: Annotated[int, Field(ge=1, le=1000)] = 1
     calibration: Annotated[int, Field(ge=1, le=1 << 20)] = 8
 
     @model_validator(mode="after")

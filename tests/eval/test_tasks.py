@@ -132,6 +132,25 @@ def test_lines_of_requests_become_items(folders: dict[str, Path]) -> None:
     assert rows[3] == {"query": query, "choices": ["a", "b"], "gold": 1, "answer": "b"}
 
 
+@pytest.mark.parametrize("kind", ["multiple_choice", "loglikelihood", "generate"])
+def test_the_model_is_asked_what_the_package_asks(folders: dict[str, Path], kind: str) -> None:
+    """Contexts and continuations, to the last blank, as lm-eval makes them of our description."""
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=[str(folders[f"tiny_{kind}"])], include_defaults=False)
+    [task] = manager.load_task_or_group([f"tiny_{kind}"]).values()
+    task.build_all_requests(rank=0, world_size=1)
+    asked = [instance.args for instance in task.instances]
+    query = "Question: 3 or 9?\nAnswer:"
+    if kind == "multiple_choice":
+        assert asked[6:8] == [(query, " a"), (query, " b")]
+    elif kind == "loglikelihood":
+        assert asked[3] == (query, " a")
+    else:
+        assert asked[3][0] == query
+        assert asked[3][1]["max_gen_toks"] == 8
+
+
 def test_local_tasks_of_lm_evals_kind(tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text("\n".join(json.dumps({"q": f"{i} is", "a": "x"}) for i in range(4)))
