@@ -14,7 +14,7 @@ from typing import Any
 from lowprec.perf.kernel.constants import FOLDER, NAMES
 from lowprec.perf.kernel.intervals import REGIMES, regime
 from lowprec.perf.validation.files import read_points
-from lowprec.perf.validation.fit import explain, fit_group, grouped, samples, timed_singly
+from lowprec.perf.validation.fit import explain, fit_group, grouped, samples
 from lowprec.perf.validation.leave_out import Fitted, Groups, Left, residuals
 
 POINTS = Path(__file__).parent / "validation" / "gemm.csv"
@@ -26,8 +26,9 @@ LEVELS: Mapping[str, tuple[Left, ...]] = {
 }
 HEAD = """# Written by benchmarks/calibrate.py from benchmarks/validation/gemm.csv: {points} matmuls
 # (ai-dynamo/aiconfigurator@095f58a, Apache-2.0; ROCm/aiter@e404860, MIT). What they mean:
-# lowprec/perf/kernel/constants.py. [base] in SI units; [vendor], [path], [family], [machine]:
-# natural logarithms of factors; [group]: a machine's own constants for a path, and its points.
+# lowprec/perf/kernel/constants.py. [base] in SI units; [vendor], [library], [path], [family],
+# [machine]: natural logarithms of factors; [group]: a machine's own constants for a path, with its
+# points.
 """
 
 
@@ -56,15 +57,12 @@ def main() -> None:
 
 
 def write_intervals(groups: Groups, fitted: Fitted) -> None:
-    """Quantiles of the left-out residuals. What was timed singly, unlike most, says nothing of how
-    far constants carry over."""
+    """Quantiles of the left-out residuals."""
     import numpy as np
 
     intervals = ["[gemm]"]
     for level, kinds in LEVELS.items():
-        some = {g: d for g, d in groups.items() if level == "fitted" or not timed_singly(d)}
-        own = {g: fitted[g] for g in some}
-        found = [r for left in kinds for r in residuals(some, own, left)]
+        found = [r for left in kinds for r in residuals(groups, fitted, left)]
         parts = []
         for name, _ in REGIMES:
             ratios = [r.ratio for r in found if regime(r.sample.op.m) == name]

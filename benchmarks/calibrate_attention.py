@@ -26,15 +26,16 @@ PRIOR: Mapping[str, Mapping[str, tuple[float, float]]] = {
         "read": (0.4, 0.5),
     },
     "decode": {
-        "launch": (8e-6, 0.4), "busy": (0.3, 0.5), "share": (3.0, 0.5), "fill": (1e-6, 0.7),
-        "read": (0.85, 0.1), "split": (3e-6, 0.6),
+        "launch": (9e-6, 0.2), "busy": (0.3, 0.5), "share": (3.0, 0.1), "fill": (1.2e-6, 0.3),
+        "read": (0.92, 0.05), "split": (3e-6, 0.6), "narrow": (0.8, 0.3),
     },
 }  # fmt: skip
 HEAD = """# Written by benchmarks/calibrate_attention.py from validation/attention.csv: {points}
 # published times (ai-dynamo/aiconfigurator@095f58a, Apache-2.0). What they mean and where they
 # enter: lowprec/perf/kernel/attention.py. launch, fill, split: seconds; busy, read: shares of the
 # datapath's rate and of the memory's bandwidth; softmax: exponentials per pair; share: of one core
-# in the bandwidth, over the even one. [prefill], [decode]: for machines without own points.
+# in the bandwidth, over the even one; narrow: launch with a cache narrower than the queries, over
+# the other. [prefill], [decode]: for machines without own points.
 """
 Timed = tuple[Measured, float]
 

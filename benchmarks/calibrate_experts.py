@@ -6,7 +6,8 @@ python benchmarks/calibrate_experts.py     # rewrites calibration/experts.toml a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ PRIOR = {"launch": (2e-5, 0.7), "slow": (1.3, 0.4), "passes": (1.0, 0.7)}
 HEAD = """# Written by benchmarks/calibrate_experts.py from validation/experts.csv: {points}
 # published times (ai-dynamo/aiconfigurator@095f58a, Apache-2.0). launch: seconds of all kernels of
 # the layer; slow: time of the grouped matmuls over that of the same ones alone; passes: over the
-# bytes that routing moves. [base]: for paths without points, [path]: for other machines.
+# bytes that routing moves. [base]: for paths without points (the
+# medians of the paths), [path]: for other machines.
 """
 Row = tuple[Experts, Plan, float]
 
@@ -64,31 +66,39 @@ def main() -> None:
         layer, plan = match
         row = (layer, plan, point.value * 1e-6)
         groups.setdefault((plan.chip.name, plan.path), []).append(row)
-    everything = [row for data in groups.values() for row in data]
-    lines = [HEAD.format(points=len(points)), "[base]", *_lines(fit(everything)), ""]
-    for path in sorted({path for _, path in groups}):
-        pooled = [row for key, data in groups.items() if key[1] == path for row in data]
-        lines += [f'[path."{path}"]', *_lines(fit(pooled)), ""]
+    paths = {path: fit(_pooled(groups, path)) for path in sorted({path for _, path in groups})}
+    lines = [HEAD.format(points=len(points)), "[base]", *_lines(_middle(paths.values())), ""]
+    for path, found in paths.items():
+        lines += [f'[path."{path}"]', *_lines(found), ""]
     ratios: dict[str, list[float]] = {"fitted": [], "transferred": []}
     for (machine, path), data in groups.items():
         lines += [f'[on."{machine}"."{path}"]', f"points = {len(data)}", *_lines(fit(data)), ""]
         for part in range(4):
             rest = [row for i, row in enumerate(data) if i % 4 != part]
-            found = _ratios(data[part::4], fit(rest))
-            ratios["fitted"] += found
+            ratios["fitted"] += _ratios(data[part::4], fit(rest))
         errors = np.abs(1 / np.array(ratios["fitted"][-len(data) :]) - 1)
         print(machine, path, f"left out: median {np.median(errors):.1%}")
-        others = [row for key, rows in groups.items() if key[1] != path for row in rows]
-        ratios["transferred"] += _ratios(data, fit(others))
+        others = _middle(c for other, c in paths.items() if other != path)
+        ratios["transferred"] += _ratios(data, others)
     section = ["[experts]"]
-    for level, found in ratios.items():
-        low, high = np.quantile(found, [0.05, 0.95])
-        each = ", ".join(f"{name} = [{low:.3f}, {high:.3f}]" for name, _ in REGIMES)
-        section.append(f"{level} = {{ {each} }}")
-        errors = np.abs(1 / np.array(found) - 1)
+    for level, each in ratios.items():
+        low, high = np.quantile(each, [0.05, 0.95])
+        ends = ", ".join(f"{name} = [{low:.3f}, {high:.3f}]" for name, _ in REGIMES)
+        section.append(f"{level} = {{ {ends} }}")
+        errors = np.abs(1 / np.array(each) - 1)
         print(level, f"median {np.median(errors):.1%}, p90 {np.quantile(errors, 0.9):.1%}")
     replace_section(FOLDER / "intervals.toml", "[experts]", section)
     (FOLDER / "experts.toml").write_text("\n".join(lines))
+
+
+def _pooled(groups: Mapping[tuple[str, str], list[Row]], path: str) -> list[Row]:
+    return [row for key, data in groups.items() if key[1] == path for row in data]
+
+
+def _middle(found: Iterable[dict[str, float]]) -> dict[str, float]:
+    """The median of each constant: one path's kernels may be far from all others'."""
+    several = list(found)
+    return {name: statistics.median(c[name] for c in several) for name in PRIOR}
 
 
 def _ratios(data: Sequence[Row], c: dict[str, float]) -> list[float]:

@@ -14,6 +14,7 @@ from lowprec.errors import LowprecError
 
 if TYPE_CHECKING:
     from lowprec.perf.validation.predict import Answer
+    from lowprec.perf.validation.table import Error
 
 app = typer.Typer()
 COLUMNS = ("id", "predicted", "low", "high", "unit", "level", "reason")
@@ -105,6 +106,7 @@ def _tables(folder: Path | None, refit: bool, docs: Path | None, as_json: bool) 
     if matmuls.exists():
         for left in ("site", "path", "machine") if refit else ("path", "machine"):
             found += left_out(read_points(matmuls), left)
+        found += _speedups(folder / "speedups.csv", matmuls)
     table = rows(found)
     if docs is not None:
         from lowprec.report.validation import write_page
@@ -116,6 +118,19 @@ def _tables(folder: Path | None, refit: bool, docs: Path | None, as_json: bool) 
     show_rows([_percent(row.to_json()) for row in table], as_json=False)
     for reason, count in _reasons(refused).items():
         print(f"note: {count} rows not predicted: {reason}")
+
+
+def _speedups(pairs: Path, matmuls: Path) -> list[Error]:
+    """Errors of formats' speed-ups, where the folder has matmuls that were timed in several."""
+    from lowprec.perf.validation import speedups
+    from lowprec.perf.validation.files import read_points
+    from lowprec.perf.validation.table import fitted_groups
+
+    if not pairs.exists():
+        return []
+    fitted = fitted_groups()
+    found = speedups.speedups(read_points(pairs), fitted)
+    return found + speedups.left_out(read_points(pairs), read_points(matmuls), fitted)
 
 
 def _reasons(refused: list[Answer]) -> dict[str, int]:

@@ -30,13 +30,15 @@ class Datapath(Spec):
     scalings: the block scales that the unit applies itself, one kind per product; an operand
     without block scales takes scales of one. A scale per tensor or per row of x_MK and w_NK is
     constant along K and multiplies the finished sum, so every unit takes those.
-    rate: dense FLOP/s (integer operations per second likewise), 1 MAC = 2.
+    rate: dense FLOP/s (integer operations per second likewise), 1 MAC = 2. limit: FLOP/s that the
+    chip's firmware allows in the long run, where it lowers the clock to keep to it.
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=40)]
     operands: Annotated[tuple[AnyFormat, ...], Field(min_length=1)]
     scalings: tuple[Scaling, ...] = ()
     rate: Quantity
+    limit: Quantity | None = None
     note: str | None = None
 
     def takes(self, operand: Operand) -> bool:

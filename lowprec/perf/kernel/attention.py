@@ -68,6 +68,7 @@ def priced(
     per_pair = 2 * sum(
         width / plan.rate for width, plan in zip((op.head_dim, op.value_dim), plans, strict=True)
     )
+    launch = c["launch"]
     stored = cache_bytes(op, rule, dtype)
     moved = stored + nbytes(dtype, (op.q_elements,))
     converted = sum(p.convert_w for p in plans) / 2
@@ -77,6 +78,8 @@ def priced(
         memory = (moved + nbytes(dtype, (op.kv_elements,))) / (chip.bandwidth * c["read"])
     else:
         bits = (_bits(plans[0].w) + _bits(plans[1].w)) / 2
+        # Another kernel serves caches that are narrower than the queries.
+        launch *= c["narrow"] if converted else 1.0
         cores = _decode(op, per_pair, bits, converted, chip, c)
         memory = moved / (chip.bandwidth * c["read"])
     pairs = op.batch * op.heads * op.pairs
@@ -86,7 +89,7 @@ def priced(
     seconds = Seconds(
         compute=both if cores > memory else cores,
         memory=memory if cores > memory else both,
-        launch=c["launch"],
+        launch=launch,
     )
     total = seconds.total
     level: Calibration = "fitted" if chip.name in table().get(f"{phase}_on", {}) else "transferred"
@@ -117,15 +120,15 @@ def _decode(
 ) -> float:
     """Seconds of the cores; bits: per element of K and V; converted: operations per element."""
     shared = op.heads // op.kv_heads
-    units = op.batch * op.kv_heads
+    units, resident = op.batch * op.kv_heads, RESIDENT
     if shared > MOST_SHARED and not op.value_in_key:
-        # Every head reads its keys for itself.
-        units, shared = units * shared, 1
+        # Every head reads its keys for itself, in blocks that fill a core each.
+        units, shared, resident = units * shared, 1, 1
     rows = 16 * -(-op.queries * shared // 16)
     key_bytes = bits / 8 * (op.head_dim + (0 if op.value_in_key else op.value_dim))
     core_bandwidth = c["share"] * chip.bandwidth / chip.cores
     key = max(rows * chip.cores * per_pair / c["busy"], key_bytes / core_bandwidth)
-    key += converted * (op.head_dim + op.value_dim) * chip.cores / chip.vector
+    key = max(key, converted * (op.head_dim + op.value_dim) * chip.cores / chip.vector)
     fill = c["fill"] * REFERENCE_CLOCK / chip.clock
     keys = min(op.keys, op.window) if op.window else op.keys
     best, parts, extra = math.inf, 1, 0.0
@@ -133,7 +136,7 @@ def _decode(
         waves = units * parts / chip.cores
         length = 64 * math.ceil(keys / parts / 64)
         streamed = length * key * max(waves, 1.0)
-        best = min(best, streamed + fill * math.ceil(waves / RESIDENT) + extra)
+        best = min(best, streamed + fill * math.ceil(waves / resident) + extra)
         if units * parts >= 2 * chip.cores or keys <= LEAST_PART * parts:
             return best
         parts *= 2

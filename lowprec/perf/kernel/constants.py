@@ -1,9 +1,10 @@
 """The fitted constants of a kernel: from the nearest points that were measured.
 
 A constant of a group (a vendor's kernels, on one machine, of one path) is the product of a base
-and of one factor each of the vendor, the path, the family of machines and the machine; a group
-with points of its own has its own. All are fitted by lowprec/perf/validation/fit.py from the
-points under benchmarks/validation and stored in calibration/gemm.toml, factors as logarithms.
+and of one factor each of the vendor, the path, both of them (a library of kernels), the family of
+machines and the machine; a group with points of its own has its own. All are fitted by
+lowprec/perf/validation/fit.py from the points under benchmarks/validation and stored in
+calibration/gemm.toml, factors as logarithms.
 """
 
 from __future__ import annotations
@@ -56,9 +57,15 @@ SHARES = ("read", "write", "busy")
 
 
 def levels(vendor: str, path: str, family: str, machine: str) -> tuple[tuple[str, str], ...]:
-    """The tables of factors that speak of a group."""
+    """The tables of factors that speak of a group; a library is a vendor's kernels of a path."""
     kind = path.partition("/")[0]
-    return ("vendor", vendor), ("path", kind), ("family", family), ("machine", machine)
+    return (
+        ("vendor", vendor),
+        ("library", f"{vendor} {kind}"),
+        ("path", kind),
+        ("family", family),
+        ("machine", machine),
+    )
 
 
 def combined(table: Mapping[str, Any], keys: tuple[tuple[str, str], ...]) -> Constants:

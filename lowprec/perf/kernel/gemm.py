@@ -55,7 +55,7 @@ def kernel(shape: Shape, plan: Plan, read: float, written: float) -> tuple[float
     feed = 8 * c.feed * chip.clock * math.sqrt(chip.width * (x_bits + w_bits) / 32)
     vector = chip.vector / cores
     fill = c.fill * REFERENCE_CLOCK / chip.clock
-    power = sustained(chip.watts, plan.bits, c.energy)
+    power = min(plan.limit, sustained(chip.watts, plan.bits, c.energy))
     promoted = plan.choice.promoted
     sums = c.convert / promoted / vector if promoted else 0.0
     w_ops, x_ops = c.convert * plan.convert_w / vector, c.convert * plan.convert_x / vector

@@ -1,22 +1,21 @@
 """Seconds of a mixture of experts on one device: which experts get how many rows, and the kernels.
 
 A fused layer routes and permutes its rows, multiplies them by gate and up projections together and
-by the down projections, both as grouped matmuls, and adds the results up. Under a power law the
-experts' shares of the rows are drawn from p(x) ~ x^-skew between one row and 0.8 of the tokens, and
-the device is the busiest of its group, as ai-dynamo/aiconfigurator's benchmark has it.
+by the down projections, both as grouped matmuls, and adds the results up. Rows spread over the
+experts as routing.py has it.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 from lowprec.perf.kernel.constants import FOLDER
 from lowprec.perf.kernel.intervals import interval
 from lowprec.perf.kernel.matmul import priced
 from lowprec.perf.kernel.plan import Plan
+from lowprec.perf.kernel.routing import Rows, spread
 from lowprec.perf.roofline import Cost, Seconds
 from lowprec.perf.validation.point import Calibration
 from lowprec.spec import Matmul, read_toml
@@ -46,30 +45,11 @@ def table() -> dict[str, Any]:
     return read_toml(FOLDER / "experts.toml")
 
 
-@lru_cache(maxsize=4096)
-def rows(layer: Experts) -> tuple[tuple[float, float], ...]:
+def rows(layer: Experts) -> Rows:
     """How many experts of the device get how many rows, those that get any."""
-    local = max(1, layer.experts // layer.expert)
     total = layer.tokens * layer.top_k / layer.expert
-    if layer.skew <= 0 or layer.tokens < 2:
-        busy = min(float(local), max(total, 1.0))
-        return ((max(total, 1.0) / busy, busy),)
-    top, power = 0.8 * layer.tokens, 1 - layer.skew
-    shares = [((top**power - 1) * (i + 0.5) / local + 1) ** (1 / power) for i in range(local)]
-    mean = sum(shares) / local
-    spread = math.sqrt(sum((s - mean) ** 2 for s in shares) / local) / mean
-    # The busiest of `expert` random parts of the experts, as of normal deviates.
-    busiest = 1 + spread * math.sqrt(2 * math.log(layer.expert) / local)
-    scale = total * busiest / sum(shares)
-    counts: dict[float, float] = {}
-    for share in shares:
-        expected = min(share * scale, float(layer.tokens))
-        if expected >= 1:
-            key = float(round(expected))
-            counts[key] = counts.get(key, 0.0) + 1
-        else:
-            counts[1.0] = counts.get(1.0, 0.0) + expected
-    return tuple(sorted(counts.items()))
+    local = max(1, layer.experts // layer.expert)
+    return spread(total, layer.tokens, local, layer.expert, layer.skew)
 
 
 def experts(layer: Experts, plan: Plan) -> Cost:

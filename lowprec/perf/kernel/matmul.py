@@ -10,16 +10,24 @@ from lowprec.perf.kernel.gemm import Shape, kernel, overlap
 from lowprec.perf.kernel.intervals import interval
 from lowprec.perf.kernel.plan import Plan, plan_of
 from lowprec.perf.kernel.quantizers import quantize_seconds
+from lowprec.perf.kernel.routing import spread
 from lowprec.perf.roofline import Cost, Seconds, operands
 from lowprec.spec import Format, Matmul, Rule
 
 Rows = Sequence[tuple[float, float]]
 
 
-def matmul(op: Matmul, rule: Rule | None, machine: Machine, dtype: Format) -> Cost:
-    """Cost of `op` under `rule`: the kernel, and the one that quantizes its activation."""
+def matmul(
+    op: Matmul, rule: Rule | None, machine: Machine, dtype: Format, skew: float = 0.0
+) -> Cost:
+    """Cost of `op` under `rule`: the kernel, and the one that quantizes its activation.
+
+    skew: exponent of the power law of the experts' rows (see routing.py); 0: all get as many.
+    """
     x, w = operands(op, rule, dtype)
-    return product(op, x, w, machine, dtype)
+    routed = op.experts > 1 and skew > 0
+    rows = spread(op.m, op.m / op.top_k, op.experts, 1, skew) if routed else None
+    return product(op, x, w, machine, dtype, rows=rows)
 
 
 def product(

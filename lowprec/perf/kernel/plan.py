@@ -33,6 +33,7 @@ class Plan:
     constants: Constants
     level: Calibration
     rate: float
+    limit: float
     bits: int
     x_bits: float
     w_bits: float
@@ -88,6 +89,7 @@ def _plan(x: Operand, w: Operand, machine: Machine, dtype: Format) -> Plan:
         constants=constants,
         level=level,
         rate=choice.datapath.rate.value,
+        limit=choice.datapath.limit.value if choice.datapath.limit else math.inf,
         bits=max(_element(x).bits, _element(w).bits) if native else dtype.bits,
         x_bits=_bits(x),
         w_bits=_bits(w),

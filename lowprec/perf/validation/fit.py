@@ -3,8 +3,8 @@
 First every group of points (machine and path of kernel) alone, by least squares of log errors with
 a robust loss and a normal prior around the base: with 11 constants and about 200 points, what a
 group says nothing about stays where it was. Then the groups' constants are explained by factors of
-their vendor, path, family and machine (ridge regression), so that a group without points gets the
-factors of what it shares with others.
+their vendor, library, path, family and machine (ridge regression), so that a group without points
+gets the factors of what it shares with others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from lowprec.perf.kernel.constants import NAMES, SHARES, Constants, levels
 from lowprec.perf.kernel.matmul import priced
 from lowprec.perf.kernel.plan import Plan
-from lowprec.perf.validation.gemm import measured
+from lowprec.perf.validation.gemm import dispatch, measured
 from lowprec.perf.validation.point import Point
 from lowprec.spec import Matmul
 
@@ -33,7 +33,7 @@ PRIOR: Mapping[str, tuple[float, float]] = {
     "split": (3e-6, 0.6),
     "quantize": (1.5, 0.6),
     "quantize_launch": (3e-6, 1.0),
-    "convert": (1.5, 0.5),
+    "convert": (1.5, 1.0),
 }
 # `Constants.energy` by family before the fit, from the best 16-bit rates that are published
 # (stas00/ml-engineering@744d01e, MAMF table: 794 TFLOPS on H100, 1745 on B200, 668 on MI300X,
@@ -48,20 +48,30 @@ ENERGY = {
 }
 NOISE = 0.1
 # Standard deviations of the factors' logarithms, and of what a group has for itself.
-SPREAD = {"base": 0.6, "vendor": 1.0, "path": 0.8, "family": 0.3, "machine": 0.2, "group": 0.25}
-# How a launch is timed is the software's: some paths were timed without CUDA graphs.
+SPREAD = {
+    "base": 0.6,
+    "vendor": 1.0,
+    "library": 1.0,
+    "path": 0.5,
+    "family": 0.3,
+    "machine": 0.2,
+    "group": 0.5,
+}
+# A launch is the software's.
 LAUNCHES = ("launch", "quantize_launch")
 LAUNCH_SPREAD = SPREAD | {"path": 1.5, "family": 0.2}
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measured matmul: seconds, and all that the model needs to price it."""
+    """One measured matmul: seconds, those of them that the way of timing added, and all that the
+    model needs to price it."""
 
     op: Matmul
     plan: Plan
     quantized: bool
     seconds: float
+    dispatch: float
 
     @property
     def group(self) -> tuple[str, str]:
@@ -76,7 +86,9 @@ def samples(points: Iterable[Point]) -> list[Sample]:
         match = measured(point)
         if match is not None and point.unit == "us" and point.value:
             op, plan, quantized = match
-            found.append(Sample(op, plan, quantized, point.value * 1e-6))
+            found.append(
+                Sample(op, plan, quantized, point.value * 1e-6, dispatch(point, plan.path))
+            )
     return found
 
 
@@ -96,7 +108,7 @@ def seconds(data: Sequence[Sample], constants: Constants) -> list[float]:
         plan = plans.get(id(s.plan))
         if plan is None:
             plan = plans[id(s.plan)] = replace(s.plan, constants=constants)
-        result.append(priced(s.op, plan, quantized=s.quantized).seconds.total)
+        result.append(priced(s.op, plan, quantized=s.quantized).seconds.total + s.dispatch)
     return result
 
 
@@ -144,19 +156,7 @@ def said(data: Sequence[Sample]) -> set[str]:
         silent.add("convert")
     if plan.scaled_tiles:
         silent.add("split")
-    if timed_singly(data):
-        silent |= {"launch", "fill", "split"}
     return set(NAMES) - silent
-
-
-# A GPU's timer ticks that often. Times that are all multiples of it are of single runs, with the
-# gaps between kernels that a CUDA graph does not have.
-TICK = 1.024e-6
-
-
-def timed_singly(data: Sequence[Sample]) -> bool:
-    """Whether all times are whole ticks."""
-    return all(abs(s.seconds / TICK - round(s.seconds / TICK)) < 0.01 for s in data)
 
 
 def explain(

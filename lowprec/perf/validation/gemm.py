@@ -24,7 +24,7 @@ def predict(point: Point) -> Prediction | None:
     if found is None:
         return None
     op, plan, quantized = found
-    return answer(point, priced(op, plan, quantized=quantized), dispatch(point))
+    return answer(point, priced(op, plan, quantized=quantized), dispatch(point, plan.path))
 
 
 def measured(point: Point) -> tuple[Matmul, Plan, bool] | None:
@@ -44,13 +44,20 @@ def measured(point: Point) -> tuple[Matmul, Plan, bool] | None:
 # Seconds that a framework takes to issue one kernel eagerly, which small ones wait for
 # (PrincetonUniversity/LLMCompass@2e015fd: 21 us per matmul on A100).
 EAGER = 21e-6
+# Seconds between kernels that are timed one by one. TensorRT-LLM 1.0's weight-only and SmoothQuant
+# layers were: all their times are whole ticks of 1.024 us, and the smallest are 7 to 8 us above
+# those of the same chip's matmuls in a CUDA graph (ai-dynamo/aiconfigurator@095f58a, a100_sxm).
+SINGLY = 7e-6
+_PLUGINS = ("weight/", "token/int8")
 
 
-def dispatch(point: Point) -> float:
-    """Seconds that the way of timing adds: `EAGER` where a framework issues each kernel."""
+def dispatch(point: Point, path: str) -> float:
+    """Seconds that the way of timing adds to a kernel of `path`."""
     text = f"{point.what} {point.conditions} {point.note}".lower()
-    eager = re.search(r"pytorch|eager|hipkittens", text) and "graph" not in text
-    return EAGER if eager else 0.0
+    if re.search(r"pytorch|eager|hipkittens", text) and "graph" not in text:
+        return EAGER
+    plugin = re.search(r"trtllm[ /]1\.0", f"{point.source} {point.note}".lower())
+    return SINGLY if plugin and path.startswith(_PLUGINS) else 0.0
 
 
 def answer(point: Point, cost: Cost, more: float = 0.0) -> Prediction:
