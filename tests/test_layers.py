@@ -255,6 +255,8 @@ LIGHT = {
     "lowprec formats mxfp4": _command("formats", "mxfp4"),
     "lowprec perf --help": _command("perf", "--help"),
     "lowprec vectors --help": _command("vectors", "--help"),
+    "lowprec verify --help": _command("verify", "--help"),
+    "import lowprec.proposal.verify": "import lowprec.proposal.verify",
     "import lowprec.proposal.vectors": "import lowprec.proposal.vectors",
 }
 

@@ -18,6 +18,7 @@ from lowprec.cli import (
     throughput,
     validate,
     vectors,
+    verify,
 )
 from lowprec.cli.app import app
 from lowprec.errors import LowprecError
@@ -32,6 +33,7 @@ for _commands in (
     serving,
     datapath,
     vectors,
+    verify,
 ):
     app.add_typer(_commands.app)
 

@@ -7,14 +7,14 @@ scale it is one outer block, so that a row stands on its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from random import Random
 
 from lowprec.exact import FLOAT32, Block, code_of, exact, quantize_blocks, value
 from lowprec.exact.scale import largest_value
 from lowprec.exact.values import Value
 from lowprec.proposal.vectors.inputs import near
-from lowprec.proposal.vectors.model import Head, Level, Row, VectorSet, table
+from lowprec.proposal.vectors.model import Head, Level, Row, VectorSet, Words, table
 from lowprec.spec import BlockFormat, Format, Quantizer
 from lowprec.spec.format import pow2
 from lowprec.spec.quantizer import SEARCHING_RULES
@@ -92,14 +92,27 @@ def _inner(level: int) -> str:
 
 def _row(
     quantizer: Quantizer, shape: tuple[int, int], codes: list[int], source: Random, i: int
-) -> tuple[int | tuple[int, ...], ...]:
-    fmt, bits = quantizer.format, quantizer.projection.bits
+) -> tuple[int | Words, ...]:
+    bits = quantizer.projection.bits
+    random = None if bits is None else [source.getrandbits(bits) for _ in codes]
+    given = GIVEN[i % len(GIVEN)] if quantizer.rule == "static" else None
+    row: list[int | Words] = [tuple(shape), tuple(codes)]
+    row += [] if random is None else [tuple(random)]
+    row += [] if given is None else [code_of(exact(given), F32)]
+    return (*row, *answer(quantizer, shape, codes, random, given))
+
+
+def answer(
+    quantizer: Quantizer,
+    shape: tuple[int, int],
+    codes: Sequence[int],
+    random: Sequence[int] | None = None,
+    given: float | None = None,
+) -> tuple[int | Words, ...]:
+    """The cells of a row that are asked, in the columns' order."""
+    fmt = quantizer.format
     assert isinstance(fmt, BlockFormat)
     numbers = [float(value(code, F32)) for code in codes]
-    random = None if bits is None else [source.getrandbits(bits) for _ in codes]
-    given = (
-        [1.0, 0.0078125, 0.3700000047683716, 96.0][i % 4] if quantizer.rule == "static" else None
-    )
     # Without an outer scale every block has the given scale.
     count = math.prod(fmt.scale_shape(shape)) if fmt.outer is None else 1
     scales = None if given is None else [given] * count
@@ -108,11 +121,7 @@ def _row(
     for members, _, block in found:
         for at, code, y in zip(members, block.codes, block.values, strict=True):
             elements[at], values[at] = code, code_of(exact(y), F32)
-    blocks = [block for _, _, block in found]
-    row: list[int | tuple[int, ...]] = [tuple(shape), tuple(codes)]
-    row += [] if random is None else [tuple(random)]
-    row += [] if given is None else [code_of(exact(given), F32)]
-    return (*row, *_scales(fmt, blocks), tuple(elements), tuple(values))
+    return (*_scales(fmt, [b for _, _, b in found]), tuple(elements), tuple(values))
 
 
 def _scales(fmt: BlockFormat, blocks: list[Block]) -> Iterator[int | tuple[int, ...]]:
