@@ -145,7 +145,7 @@ class Round(Part):
         return (
             f"Rounding {self.rounding} to {f.name}: sign 1, exponent {f.exponent_bits} "
             f"(bias {f.bias}), trailing significand {f.precision - 1} bits.\n"
-            "field: the exponent above emin. Overflow and infinities give Inf, nan gives NaN."
+            "field: the exponent above emin. Overflow gives Inf, or what stands for it without one."
         )
 
     def inputs(self) -> Ports:
@@ -170,12 +170,15 @@ class Round(Part):
             gap, up = self._gap(i)
             m.d.comb += rounded.eq(Mux(gap, up, stepped))
         infinite = self.infinite(i, rounded)
-        magnitude = Mux(infinite, f.infinity_code, rounded[: f.bits - 1])
+        # Without Inf, NaN stands for it, and without that the largest finite value for both.
+        nan = i.nan | infinite if f.has_nan and not f.infinity else i.nan
+        last = f.infinity_code if f.infinity_code is not None else f.max_code
+        magnitude = Mux(infinite, C(last, f.bits - 1), rounded[: f.bits - 1])
         zero_sign = i.sign if self.signed_zero and f.has_negative_zero else C(0, 1)
         exact_zero = i.zero_sign if f.has_negative_zero else C(0, 1)
         zero = Mux(i.zero, exact_zero, zero_sign)
         sign = Mux(i.inf, i.inf_sign, Mux(rounded == 0, zero, i.sign))
-        return {"code": Mux(i.nan, C(f.nan_code or 0, f.bits), Cat(magnitude, sign))}
+        return {"code": Mux(nan, C(f.nan_code or f.max_code, f.bits), Cat(magnitude, sign))}
 
     def infinite(self, i: SimpleNamespace, rounded: Value) -> Value:
         return i.inf | (rounded > self.format.max_code)

@@ -156,7 +156,7 @@ class _Tie(Round):
 
 class _Overflow(Round):
     def infinite(self, i: SimpleNamespace, rounded: Value) -> Value:
-        return i.inf | (rounded > self.format.max_code + 1)
+        return i.inf
 
 
 class _Wrap(AccumulateInteger):
@@ -188,11 +188,11 @@ FAULTS = (
           _with(AccumulateFloor, lambda p: {"keep": p.keep - 1})),
     Fault("first lane not added", "hopper_fp8", _as(_LastLane)),
     Fault("Inf - Inf is Inf", "volta_fp16", _as(_InfinityMinusInfinity)),
-    Fault("sticky bit of a float addition", "cdna1_bf16", _as(_PairSticky)),
+    Fault("sticky bit of a float addition", "cdna1_fp16", _as(_PairSticky)),
     Fault("sticky bit of the result", "volta_fp16_fp16", _as(_Sticky)),
     Fault("ties away from zero", "volta_fp16_fp16", _as(_Tie)),
-    Fault("overflow seen one value late", "volta_fp16_fp16", _as(_Overflow)),
-    Fault("zero loses its sign", "cdna1_bf16",
+    Fault("overflow unseen", "volta_fp16_fp16", _as(_Overflow)),
+    Fault("zero loses its sign", "cdna3_bf16",
           _with(Round, lambda p: {"signed_zero": not p.signed_zero})),
     Fault("integers wrap where they saturate", "ampere_int8_satfinite", _as(_Wrap)),
 )  # fmt: skip

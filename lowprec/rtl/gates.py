@@ -36,8 +36,8 @@ _MUX = KINDS.index("MUX")
 SOURCE = Path(__file__).with_name("gates.c")
 WORDS = 8  # of 64 bits in gates.c's word
 _MAP = (
-    "read_verilog unit.v\nproc\nopt_expr\nopt_clean\nwreduce\nopt_clean\ntechmap\nopt -fast\n"
-    "abc -fast -g AND,OR,XOR,MUX,ANDNOT,ORNOT\nopt_clean\nwrite_json unit.json\n"
+    "read_verilog unit.v\nproc -norom\nopt_expr\nopt_clean\nwreduce\nopt_clean\ntechmap\n"
+    "opt -fast\nabc -fast -g AND,OR,XOR,MUX,ANDNOT,ORNOT\nopt_clean\nwrite_json unit.json\n"
 )
 
 

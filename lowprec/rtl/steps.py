@@ -168,14 +168,17 @@ def _fixed(board: Board, n: Number, label: str) -> Value:
 # ---- exact sums ----
 
 
-def exact_sum(
-    board: Board, lanes: Lanes, integers: list[Value] | None, unit: int
-) -> tuple[Value, int, SimpleNamespace]:
-    """The exact sum of the products in fixed point, the exponent of its last bit, and whether it
-    is NaN or Inf. integers: the products, where both operands are integers, in units of 2^unit."""
-    none = SimpleNamespace(nan=C(0, 1), inf=C(0, 1), inf_sign=C(0, 1))
-    if integers is not None:
-        return board.add(integers, "lanes"), unit, none
+@dataclass(frozen=True)
+class Exact:
+    """Values in two's complement, in units of 2^unit, and whether their sum is NaN or Inf."""
+
+    values: list[Value]
+    unit: int
+    special: SimpleNamespace
+
+
+def exact_values(board: Board, lanes: Lanes) -> Exact:
+    """The products in fixed point; of lanes that share scales, their sum times these."""
     if lanes.scales is None:
         numbers, specials = lanes.products, lanes.products
     else:
@@ -189,45 +192,71 @@ def exact_sum(
     numbers, special = board.cut(numbers, special)
     values = [_fixed(board, n, f"term{k}") for k, n in enumerate(numbers)]
     values, special = board.cut(values, special)
-    return board.add(values, "terms"), numbers[0].fields.unit, special
+    return Exact(values, numbers[0].fields.unit, special)
 
 
-def exact_float(
-    board: Board, total: tuple[Value, int, SimpleNamespace], c: Number, to: Rounding
-) -> Value:
-    """An exact sum and a float accumulator, rounded once."""
-    value, unit, special = total
-    value, special = board.cut(value, special)
-    sign, size = Signal(name="sum_sign"), Signal(len(value), name="sum_size")
-    signed_value = value.as_signed()
-    board.m.d.comb += [
-        sign.eq(value[-1]),
-        size.eq(Mux(sign, -signed_value, signed_value)),
-    ]
-    fields = Fields(len(value), 0, unit, 0, nan=True, infinity=True)
-    either = Mux(special.inf, special.inf_sign, sign)
-    whole = board.normal(Number(fields, either, size, C(0, 1), special.nan, special.inf), "sum")
-    whole = board.cut(whole)
+def exact_float(board: Board, terms: Exact, c: Number, to: Rounding) -> Value:
+    """Exact terms and a float accumulator, rounded once.
+
+    In one fixed-point sum, if that is not much wider than the one of the products; else these are
+    added first and their sum is normalised, to meet the accumulator as another float would.
+    """
     c = board.now(c)
-    special = board.specials([whole, c], "sum")
-    pair, e, top = board.pair(c, whole, to.format.precision, "sum")
-    pair, e, special = board.cut(pair, e, special)
-    n, special = board.cut(board.normalise(pair, e, top, to, "total"), special)
+    unit = min(terms.unit, c.fields.unit)
+    products = max(map(len, terms.values))
+    highest = max(terms.unit + products, c.fields.unit + c.fields.bits + c.fields.span)
+    if highest - unit <= 2 * products:
+        total, special = _one_sum(board, terms, c, unit)
+        e, top = C(0, 1), unit + len(total) - 1
+    else:
+        total, e, top, special = _two_sums(board, terms, c, to)
+    total, e, special = board.cut(total, e, special)
+    n, special = board.cut(board.normalise(total, e, top, to, "total"), special)
     return board.round(n, special, to, "total")
 
 
-def exact_integer(board: Board, total: Value, unit: int, c: Value, path: Datapath) -> Value:
+def _one_sum(board: Board, terms: Exact, c: Number, unit: int) -> tuple[Value, SimpleNamespace]:
+    start = _fixed(board, c, "c")
+    values = [Cat(C(0, terms.unit - unit), v) for v in terms.values]
+    values.append(Cat(C(0, c.fields.unit - unit), start))
+    return board.add(values, "terms"), _with_accumulator(board, terms.special, c)
+
+
+def _two_sums(
+    board: Board, terms: Exact, c: Number, to: Rounding
+) -> tuple[Value, Value, int, SimpleNamespace]:
+    value = board.add(terms.values, "terms")
+    value, special, c = board.cut(value, terms.special, c)
+    sign, size = Signal(name="sum_sign"), Signal(len(value), name="sum_size")
+    whole = value.as_signed()
+    board.m.d.comb += [sign.eq(value[-1]), size.eq(Mux(sign, -whole, whole))]
+    fields = Fields(len(value), 0, terms.unit, 0)
+    number = board.normal(Number(fields, sign, size, C(0, 1), C(0, 1), C(0, 1)), "sum")
+    number, special, c = board.cut(number, special, c)
+    total, e, top = board.pair(c, number, to.format.precision, "sum")
+    return total, e, top, _with_accumulator(board, special, c)
+
+
+def _with_accumulator(board: Board, special: SimpleNamespace, c: Number) -> SimpleNamespace:
+    """Whether the sum of terms and the accumulator is NaN or Inf."""
+    fields = Fields(1, 0, 0, 0, nan=True, infinity=True)
+    terms = Number(fields, special.inf_sign, C(0, 1), C(0, 1), special.nan, special.inf)
+    return board.specials([terms, c], "sum")
+
+
+def exact_integer(board: Board, terms: Exact, c: Value, path: Datapath) -> Value:
+    """Exact terms and an integer accumulator."""
     fmt = path.accumulator
     assert isinstance(fmt, IntFormat)
-    if unit < fmt.exponent:
+    if terms.unit < fmt.exponent:
         raise LowprecError(
-            f"datapath {path.name!r}: products are multiples of 2^{unit}, which the accumulator "
-            f"{fmt.name!r}, of units 2^{fmt.exponent}, does not hold"
+            f"datapath {path.name!r}: products are multiples of 2^{terms.unit}, which the "
+            f"accumulator {fmt.name!r}, of units 2^{fmt.exponent}, does not hold"
         )
-    total = board.cut(total)
+    total = board.cut(board.add(terms.values, "lanes"))
     part = AccumulateInteger(
         len(total),
-        unit - fmt.exponent,
+        terms.unit - fmt.exponent,
         fmt.bits,
         fmt.signed,
         path.overflow == "saturate",

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd
+from types import SimpleNamespace
 
-from amaranth.hdl import Elaboratable, Module, Signal, Value
+from amaranth.hdl import C, Elaboratable, Module, Signal, Value
 
 from lowprec.errors import LowprecError
 from lowprec.rtl.align import parts_of
@@ -16,7 +17,7 @@ from lowprec.rtl.multiply import MultiplySigned
 from lowprec.rtl.numbers import Number
 from lowprec.rtl.part import Library, Part
 from lowprec.rtl.rounded import code_number, convert, promote, tree
-from lowprec.rtl.steps import Lanes, aligned, exact_float, exact_integer, exact_sum
+from lowprec.rtl.steps import Exact, Lanes, aligned, exact_float, exact_integer, exact_values
 from lowprec.rtl.two_stage import two_stage
 from lowprec.rtl.unpack import Unpack, carrier, unpack
 from lowprec.rtl.validity import check
@@ -189,13 +190,10 @@ class Step:
 
     def _exact(self) -> Value:
         path = self.unit.datapath
-        if self.unit.integers:
-            products, unit = self._integers()
-            found = exact_sum(self.board, Lanes([]), products, unit)
-        else:
-            found = exact_sum(self.board, self._lanes(), None, 0)
+        integers = self.unit.integers
+        found = self._integers() if integers else exact_values(self.board, self._lanes())
         if isinstance(path.accumulator, IntFormat):
-            return exact_integer(self.board, found[0], found[1], self.given["c"], path)
+            return exact_integer(self.board, found, self.given["c"], path)
         to = self._rounding()
         return self._kept(exact_float(self.board, found, self._start(), to), to)
 
@@ -223,7 +221,7 @@ class Step:
         codes = parts_of(self.given[which], self.unit.lanes)
         return [self.board.unpack(part, code, f"{which}{k}") for k, code in enumerate(codes)]
 
-    def _integers(self) -> tuple[list[Value], int]:
+    def _integers(self) -> Exact:
         a, b = self.unit.a, self.unit.b
         assert isinstance(a, IntFormat)
         assert isinstance(b, IntFormat)
@@ -237,7 +235,8 @@ class Step:
             self.board.place(part, f"lane{k}_multiply", x=x, y=y).product
             for k, (x, y) in enumerate(codes)
         ]
-        return self.board.cut(products), a.exponent + b.exponent
+        none = SimpleNamespace(nan=C(0, 1), inf=C(0, 1), inf_sign=C(0, 1))
+        return Exact(self.board.cut(products), a.exponent + b.exponent, none)
 
     def _lanes(self) -> Lanes:
         board, unit = self.board, self.unit

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lowprec.rtl.multi import MultiUnit
     from lowprec.rtl.unit import Unit
 
-_WRITE = "read_ilang unit.il\nproc\nopt_expr\nopt_clean\nwrite_verilog -noattr unit.v\n"
+_WRITE = "read_ilang unit.il\nproc -norom\nopt_expr\nopt_clean\nwrite_verilog -noattr unit.v\n"
 
 
 def verilog(unit: Unit | MultiUnit, change: Callable[[Part], Part] = lambda part: part) -> str:
@@ -75,4 +75,7 @@ def split(verilog: str) -> dict[str, str]:
 
 
 def _commented(text: str, about: str) -> str:
-    return "".join(f"// {line}\n" for line in about.splitlines()) + text
+    """With what the module does in front, and without the second declaration of ports."""
+    ports = set(re.findall(r"^  (?:in|out)put (.*;)$", text, re.M))
+    lines = [s for s in text.splitlines() if s.removeprefix("  wire ") not in ports]
+    return "".join(f"// {line}\n" for line in about.splitlines()) + "\n".join(lines) + "\n"

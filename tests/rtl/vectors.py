@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lowprec.exact import Value, exact, identical, value, value_table
 from lowprec.exact import dot as exact_dot
-from lowprec.exact import identical, value, value_table
 from lowprec.kernels.dot import dot
 from lowprec.rtl import Unit
 from lowprec.spec import Datapath
@@ -24,17 +24,15 @@ def decode(codes: Codes, fmt: Format) -> NDArray[np.float64]:
     if isinstance(fmt, IntFormat):
         signed = np.where((codes >> (fmt.bits - 1)) & fmt.signed, codes - (1 << fmt.bits), codes)
         return np.ldexp(signed.astype(np.float64), fmt.exponent)
-    assert fmt.subnormals
     magnitude = codes & ((1 << (fmt.bits - fmt.signed)) - 1)
     field, trailing = magnitude >> (fmt.precision - 1), magnitude & ((1 << (fmt.precision - 1)) - 1)
-    t = trailing + np.where(field > 0, 1 << (fmt.precision - 1), 0)
-    x = np.ldexp(t.astype(np.float64), np.maximum(field, 1) - fmt.bias - fmt.precision + 1)
-    if fmt.nan == "ieee":
-        x = np.where(magnitude == fmt.infinity_code, np.inf, x)
-        x = np.where(magnitude > fmt.infinity_code, np.nan, x)
-    else:
-        assert fmt.nan == "none"
-        assert not fmt.infinity
+    hidden = field > 0 if fmt.subnormals else magnitude > 0
+    t = trailing + np.where(hidden, 1 << (fmt.precision - 1), 0)
+    lowest = 1 if fmt.subnormals else 0
+    x = np.ldexp(t.astype(np.float64), np.maximum(field, lowest) - fmt.bias - fmt.precision + 1)
+    assert fmt.nan != "negative-zero"
+    x = np.where(magnitude > fmt.max_code, np.nan, x)
+    x = np.where(magnitude == fmt.infinity_code, np.inf, x) if fmt.infinity else x
     return np.where(codes > magnitude, -x, x)
 
 
@@ -52,6 +50,8 @@ def encode(x: NDArray[np.float64], fmt: Format) -> Codes:
     e = np.maximum(np.frexp(size)[1] - 1, fmt.emin)
     steps = np.rint(np.ldexp(size, fmt.precision - 1 - e)).astype(np.int64)
     magnitude = ((e - fmt.emin).astype(np.int64) << (fmt.precision - 1)) + steps
+    if not fmt.subnormals:
+        magnitude = np.maximum(magnitude - (1 << (fmt.precision - 1)), 0)
     magnitude = np.minimum(magnitude, fmt.max_code)
     return (magnitude + np.where(x < 0, 1 << (fmt.bits - 1), 0)).astype(np.uint64)
 
@@ -70,9 +70,14 @@ def edge_codes(fmt: Format) -> Codes:
     return np.array(sorted(found), np.uint64)
 
 
-def _near(fmt: Format, shape: tuple[int, ...], spread: float, g: np.random.Generator) -> Codes:
-    """Codes of numbers about 1 of a format, or about its middle."""
-    middle = 0.0
+def _near(
+    fmt: Format,
+    shape: tuple[int, ...],
+    spread: float,
+    g: np.random.Generator,
+    middle: float = 0.0,
+) -> Codes:
+    """Codes of numbers about 2^middle, or about a format's middle if it has no 1."""
     if isinstance(fmt, FloatFormat) and not fmt.emin <= 0 <= fmt.emax:
         middle = (fmt.emin + fmt.emax) / 2
     x = g.standard_normal(shape) * np.exp2(middle + np.round(g.uniform(-spread, spread, shape)))
@@ -84,12 +89,12 @@ def _any(fmt: Format, shape: tuple[int, ...], g: np.random.Generator) -> Codes:
 
 
 def vectors(unit: Unit, cases: int, seed: int = 0) -> dict[str, Codes]:
-    """A quarter each of codes of all kinds, of edges, of numbers near each other, and of sums that
-    cancel, so that the last bits show."""
+    """A fifth each of codes of all kinds, of edges, of numbers near each other, of sums that
+    cancel, so that the last bits show, and of sums at the accumulator's lower end."""
     g = np.random.default_rng(seed)
-    path, quarter = unit.datapath, -(-cases // 4)
-    kinds = ("any", "edge", "near", "cancel")
-    found = [_some(unit, kind, quarter, g) for kind in kinds]
+    path, fifth = unit.datapath, -(-cases // 5)
+    kinds = ("any", "edge", "near", "cancel", "tiny")
+    found = [_some(unit, kind, fifth, g) for kind in kinds]
     joined = {name: np.concatenate([f[name] for f in found])[:cases] for name in found[0]}
     if path.promotion is not None:
         joined["total"] = _drawn(path.output, "near", (cases,), 9, g)
@@ -110,6 +115,11 @@ def _some(unit: Unit, kind: str, n: int, g: np.random.Generator) -> dict[str, Co
             found[f"{x}_scale"] = np.repeat(codes, same, 1)[:, : unit.scales]
     if kind == "cancel":
         _cancel(unit, found, g)
+    if kind == "tiny" and isinstance(path.accumulator, FloatFormat):
+        low = path.accumulator.emin - path.accumulator.precision + 4.0
+        for x, fmt in (("a", unit.a), ("b", unit.b)):
+            found[x] = _near(fmt, shape, spread, g, low / 2)
+        found["c"] = np.where(g.random(n) < 0.5, 0, _near(path.accumulator, (n,), 4, g, low))
     return found
 
 
@@ -182,6 +192,15 @@ def mismatches(unit: Unit, found: Codes, wanted: NDArray[np.float64]) -> NDArray
     return np.flatnonzero(~same)
 
 
+def _kept(x: Value, fmt: Format) -> Value:
+    """What stands for Inf and NaN in an accumulator that lacks them."""
+    if (x == x and abs(x) < np.inf) or not isinstance(fmt, FloatFormat) or fmt.infinity:
+        return x
+    if fmt.has_nan:
+        return np.nan
+    return exact(-fmt.max_exact if x < 0 else fmt.max_exact)
+
+
 def oracle_mismatches(unit: Unit, given: dict[str, Codes], found: Codes) -> list[int]:
     """Cases in which `lowprec.exact.dot` says otherwise."""
     path, wrong = step_of(unit), []
@@ -191,6 +210,6 @@ def oracle_mismatches(unit: Unit, given: dict[str, Codes], found: Codes) -> list
         c = value(int(given["c"][k]), path.accumulator)
         factors = None if scales is None else (scales[0][k].tolist(), scales[1][k].tolist())
         want = exact_dot(a, b, c, path, unit.carriers, factors)
-        if not identical(want, value(int(found[k]), path.accumulator)):
+        if not identical(_kept(want, path.accumulator), value(int(found[k]), path.accumulator)):
             wrong.append(k)
     return wrong

@@ -1,0 +1,203 @@
+"""Units against the kernels and the oracle: every built-in datapath, and units nobody has built."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lowprec.errors import LowprecError
+from lowprec.rtl import Unit, dot_unit, simulate
+from lowprec.rtl.simulate import compiled, run
+from lowprec.spec import Datapath, list_datapaths, load_datapath, load_format
+from tests.rtl.vectors import (
+    Codes,
+    edge_codes,
+    kernel_answers,
+    mismatches,
+    oracle_mismatches,
+    vectors,
+)
+
+NAMES = list_datapaths()
+# Of every kind of addition, scale and accumulator the smallest.
+FEW = ["hopper_fp8", "volta_fp16_fp16", "cdna3_fp8", "tpu_bf16", "blackwell_nvf4",
+       "ampere_int8_satfinite", "blackwell_mxf8"]  # fmt: skip
+
+
+def check(unit: Unit, cases: int, seed: int = 0, oracle: int = 24) -> None:
+    """No case in which the unit and the kernels differ, nor of `oracle` cases unit and oracle."""
+    given = vectors(unit, cases, seed)
+    d = simulate(unit, given)["d"]
+    assert mismatches(unit, d, kernel_answers(unit, given)).tolist() == []
+    step = max(1, cases // oracle)
+    few = {name: codes[::step] for name, codes in given.items()}
+    assert oracle_mismatches(unit, few, d[::step]) == []
+
+
+def changed(name: str, **parts: Any) -> Datapath:
+    path = load_datapath(name)
+    if "addition" in parts:
+        parts["addition"] = path.addition.model_copy(update=parts["addition"])
+    return Datapath.model_validate(dict(path) | parts)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_two_lanes(name: str) -> None:
+    check(dot_unit(name, lanes=min(2, load_datapath(name).step or 2)), 4000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_datapath(name: str) -> None:
+    """At its full width, 100,000 vectors."""
+    check(dot_unit(name), 100_000, oracle=60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n for n in NAMES if len(load_datapath(n).inputs) > 1])
+def test_every_pair_of_inputs(name: str) -> None:
+    inputs = load_datapath(name).inputs
+    for a in inputs:
+        for b in inputs:
+            check(dot_unit(name, a, b, lanes=2), 4000, oracle=12)
+
+
+# ---- all codes ----
+
+
+def exhaustive(unit: Unit, codes_of_c: Codes) -> None:
+    """All codes of two lanes of both operands, for each c."""
+    a, b = (np.arange(f.code_points, dtype=np.uint64) for f in (unit.a, unit.b))
+    grid = np.meshgrid(a, a, b, b, indexing="ij")
+    lanes = [x.ravel() for x in grid]
+    gates = compiled(unit)
+    for c in codes_of_c:
+        given = {
+            "a": np.stack(lanes[:2], 1),
+            "b": np.stack(lanes[2:], 1),
+            "c": np.full(len(lanes[0]), c, np.uint64),
+        }
+        wanted = kernel_answers(unit, given)
+        assert mismatches(unit, run(unit, gates, given)["d"], wanted).tolist() == []
+
+
+def _windowed(fmt: str, **addition: Any) -> Datapath:
+    given = {"fraction_bits": 4, "min_exponent": -8} | addition
+    return changed("hopper_fp8", inputs=(load_format(fmt),), addition=given)
+
+
+@pytest.mark.parametrize("fmt", ["float4_e2m1fn", "float4_e3m0", "binary4p2se", "int4"])
+def test_all_codes_of_four_bits(fmt: str) -> None:
+    path = changed("exact", inputs=(load_format(fmt),)) if fmt == "int4" else _windowed(fmt)
+    unit = dot_unit(path, lanes=2)
+    exhaustive(unit, edge_codes(path.accumulator)[::3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", ["float6_e2m3fn", "float6_e3m2fn", "binary6p3se", "int6"])
+def test_all_codes_of_six_bits(fmt: str) -> None:
+    path = changed("exact", inputs=(load_format(fmt),)) if fmt == "int6" else _windowed(fmt)
+    unit = dot_unit(path, lanes=2)
+    c = np.array([0, 0x3F800001, 0xBD000000], np.uint64)
+    exhaustive(unit, c)
+
+
+# ---- formats ----
+
+
+@pytest.mark.parametrize(
+    ("name", "a", "b"),
+    [
+        ("hopper_bf16", "hifloat8", "nf4"),
+        ("hopper_fp8", "int4", "float6_e3m2fn"),
+        ("ampere_int8", "uint8", "int4"),
+    ],
+)
+def test_formats_that_an_input_holds(name: str, a: str, b: str) -> None:
+    if b == "nf4":
+        with pytest.raises(LowprecError, match="b: nf4: not all its values are of bfloat16"):
+            dot_unit(name, a, b)
+        b = "iq4_nl"
+    check(dot_unit(name, a, b, lanes=2), 4000)
+
+
+def test_the_verilog_names_formats_and_fields() -> None:
+    text = dot_unit("blackwell_mxf8", "float8_e5m2", "float4_e2m1fn", lanes=2).verilog()
+    assert "// a: 2 codes of float8_e5m2" in text
+    assert "// float8_e5m2: sign 1, exponent 5 (bias 15), trailing significand 2 bits" in text
+    assert "// a_scale: scales of a: 1 codes of float8_e8m0fnu, one per 32 lanes" in text
+    assert "module multiply_3x2(" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"datapath": "hopper_fp9"}, "unknown datapath 'hopper_fp9'; did you mean 'hopper_fp8'"),
+        ({"datapath": "hopper_fp8", "lanes": 64}, "lanes 64: expected 1 to 32"),
+        ({"datapath": "hopper_fp8", "a": "mxfp4"}, "'mxfp4' is a block format"),
+        ({"datapath": "hopper_fp8", "scale": "float8_e8m0fnu"}, "takes no scales"),
+        ({"datapath": "blackwell_nvf4", "scale": "float8_e8m0fnu"}, "takes float8_e4m3fn"),
+        ({"datapath": "hopper_fp8", "stages": -1}, "stages -1"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(LowprecError, match=message):
+        dot_unit(**arguments)
+
+
+def test_accumulators_must_hold_their_sums() -> None:
+    unsigned = load_format("ufloat8_e5m3")
+    with pytest.raises(LowprecError, match="accumulator 'ufloat8_e5m3': expected a sign"):
+        dot_unit(changed("hopper_fp8", accumulator=unsigned, result=None))
+    wide = load_format("float32")
+    path = changed("hopper_fp8_fp16", promotion=None, result=wide)
+    with pytest.raises(LowprecError, match="result 'float32': not all its values"):
+        dot_unit(path)
+
+
+# ---- pipelines and simulators ----
+
+
+@pytest.mark.parametrize("stages", [1, 3, 9])
+def test_pipelines_give_the_same_later(stages: int) -> None:
+    plain = dot_unit("cdna3_fp8", lanes=2)
+    given = vectors(plain, 3000, 3)
+    piped = dot_unit("cdna3_fp8", lanes=2, stages=stages)
+    assert (simulate(piped, given)["d"] == simulate(plain, given)["d"]).all()
+
+
+@pytest.mark.parametrize("stages", [0, 2])
+def test_both_simulators_agree(stages: int) -> None:
+    unit = dot_unit("hopper_fp8_fp16", lanes=2, stages=stages)
+    given = vectors(unit, 200, 4)
+    first, second = simulate(unit, given), simulate(unit, given, engine="amaranth")
+    for name, codes in first.items():
+        assert (codes == second[name]).all()
+
+
+# ---- units nobody has built ----
+
+GRID = [
+    ("nearest-even", "nearest-away", "fp24"),
+    ("down", "up", "float16"),
+    ("toward-zero", "to-odd", "bfloat16"),
+    ("nearest-even", "down", "dlfloat16"),
+    ("down", "nearest-even", "dlfloat16"),
+]
+
+
+@pytest.mark.parametrize(("aligning", "rounding", "accumulator"), GRID)
+def test_other_roundings(aligning: str, rounding: str, accumulator: str) -> None:
+    path = changed(
+        "hopper_fp8",
+        addition={"rounding": aligning, "fraction_bits": 9, "min_exponent": None},
+        accumulator=load_format(accumulator),
+        result=None,
+        rounding=rounding,
+        signed_zero=True,
+    )
+    unit = dot_unit(path, lanes=2)
+    given = vectors(unit, 600, 6)
+    assert oracle_mismatches(unit, given, simulate(unit, given)["d"]) == []
