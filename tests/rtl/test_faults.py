@@ -7,7 +7,10 @@ import pytest
 from lowprec.rtl import dot_unit, simulate
 from lowprec.rtl.faults import FAULTS, Fault
 from lowprec.spec import load_datapath
+from tests.rtl.tools import needs_yosys
 from tests.rtl.vectors import kernel_answers, mismatches, vectors
+
+pytestmark = needs_yosys
 
 CASES = 20_000
 # One of each kind of part, on the smallest units.

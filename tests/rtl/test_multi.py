@@ -10,7 +10,10 @@ import pytest
 from lowprec.errors import LowprecError
 from lowprec.rtl import Mode, MultiUnit, Unit, multi_unit, simulate
 from lowprec.spec import load_datapath, load_format
+from tests.rtl.tools import needs_yosys
 from tests.rtl.vectors import Codes, kernel_answers, mismatches, oracle_mismatches, vectors
+
+pytestmark = needs_yosys
 
 PATH = load_datapath("blackwell_tcgen05_fp8")
 FP4: Any = load_format("float4_e2m1fn")

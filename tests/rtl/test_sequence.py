@@ -16,7 +16,10 @@ from lowprec.rtl.simulate import compiled, run
 from lowprec.spec import load_datapath
 from lowprec.spec.format import FloatFormat
 from tests.exact.recordings import RECORDED, Recording, excerpt, whole
+from tests.rtl.tools import needs_yosys
 from tests.rtl.vectors import Codes, decode, encode
+
+pytestmark = needs_yosys
 
 # Recordings whose units are small or promote.
 FEW = [("V100_fp16_fp32", "volta_fp16"), ("H100_E5M2_fp16", "hopper_fp8_fp16")]

@@ -11,6 +11,7 @@ from lowprec.errors import LowprecError
 from lowprec.rtl import Unit, dot_unit, simulate
 from lowprec.rtl.simulate import compiled, run
 from lowprec.spec import Datapath, list_datapaths, load_datapath, load_format
+from tests.rtl.tools import needs_yosys
 from tests.rtl.vectors import (
     Codes,
     edge_codes,
@@ -19,6 +20,8 @@ from tests.rtl.vectors import (
     oracle_mismatches,
     vectors,
 )
+
+pytestmark = needs_yosys
 
 NAMES = list_datapaths()
 # Of every kind of addition, scale and accumulator the smallest.
