@@ -11,6 +11,7 @@ from lowprec.cli.app import Json
 from lowprec.errors import LowprecError
 
 if TYPE_CHECKING:
+    from lowprec.perf.silicon import Swap
     from lowprec.rtl.cost import Cost
     from lowprec.rtl.unit import Unit
     from lowprec.spec import Datapath, Format
@@ -31,6 +32,18 @@ def datapath(
     ] = None,
     synth: Annotated[bool, typer.Option("--synth", help="Synthesise, too; needs yosys.")] = False,
     rtl: Annotated[Path | None, typer.Option(help="Folder where the Verilog goes.")] = None,
+    machine: Annotated[
+        str | None, typer.Option(help="The machine to have it in place of a datapath of its own.")
+    ] = None,
+    replace: Annotated[
+        str | None, typer.Option(help="That datapath, whose unit is the baseline.")
+    ] = None,
+    area: Annotated[float, typer.Option(help="Area for it, in areas of the old units.")] = 1.0,
+    model: Annotated[
+        str | None, typer.Option(help="A workload's name or W.json: its throughput, too.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences that it decodes.")] = 64,
+    recipe: Annotated[str, typer.Option(help="What of the model is in which format.")] = "",
     as_json: Json = False,
 ) -> None:
     """Show a datapath's numerics and its cost by component, alone and over a baseline.
@@ -49,6 +62,11 @@ def datapath(
         data["verilog"] = str(_write(ours, rtl))
     if synth:
         data["synthesis"] = _synthesis(ours, theirs)
+    if machine is not None:
+        swap = _swapped(ours, theirs, machine, replace, area)
+        data["machine"] = swap_row(swap) | (
+            _throughput(swap, machine, (model, batch), recipe) if model else {}
+        )
     if as_json:
         print_json(data)
         return
@@ -59,6 +77,10 @@ def datapath(
     if synth:
         print("\nsynthesised, gates per lane")
         show_rows(_rows(*data["synthesis"]), as_json=False)
+    if machine is not None:
+        print(f"\nin {machine} in place of {replace}")
+        for key, value in data["machine"].items():
+            print(f"{key:24} {plain(value)}")
     if rtl is not None:
         print(f"\nVerilog: {data['verilog']}")
 
@@ -158,6 +180,39 @@ def _measured(cost: Cost) -> dict[str, Any]:
         "transistors": cost.transistors_per_lane,
         "delay": cost.synthesis.delay,
         "depth": cost.synthesis.depth,
+    }
+
+
+def _swapped(
+    ours: _Chosen, theirs: _Chosen | None, machine: str, replace: str | None, area: float
+) -> Swap:
+    from lowprec.perf import machine as load_machine
+    from lowprec.perf.silicon import swap
+
+    if theirs is None or replace is None:
+        raise LowprecError("--machine: needs --replace, and --baseline for the unit that goes")
+    element = None if ours.a == ours.path.inputs[0] else ours.a
+    return swap(load_machine(machine), replace, theirs.path, ours.path, element=element, area=area)
+
+
+def swap_row(swap: Swap) -> dict[str, Any]:
+    """What the swap gives, in ratios to the old unit and in FLOP/s."""
+    return {
+        "lanes in its area": swap.lanes,
+        "clock": swap.clock,
+        "FLOP/s": swap.rate,
+        "FLOP/s, low of 90 %": swap.low,
+        "FLOP/s, high of 90 %": swap.high,
+    }
+
+
+def _throughput(swap: Swap, machine: str, model: tuple[str, int], recipe: str) -> dict[str, Any]:
+    from lowprec.perf import estimate, load_workload
+
+    work = load_workload(model[0]).at(batch=model[1])
+    return {
+        "tokens/s/chip": estimate(work, recipe, swap.machine).tokens_per_second_per_chip,
+        "tokens/s/chip as it is": estimate(work, recipe, machine).tokens_per_second_per_chip,
     }
 
 
