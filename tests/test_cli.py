@@ -175,6 +175,34 @@ def test_eval_measures_one_recipe(run: Runner, tiny: Path) -> None:
     assert "dnll" in run(*arguments).out
 
 
+def test_records_compare_and_other_measures(run: Runner, tiny: Path, tmp_path: Path) -> None:
+    folder = tiny.parent
+    measure = ("eval", folder / "model", "--text", folder / "text.txt")
+    for name in ("mxfp4", "mxfp8_e4m3"):
+        cut = ("--length", "16", "--windows", "0", "--protocol", "gptq")
+        recipe = ("--recipe", f"lm_head: keep; *: weight={name}/floor")
+        run(*measure, *cut, *recipe, "-o", tmp_path / f"{name}.json")
+    records = (tmp_path / "mxfp4.json", tmp_path / "mxfp8_e4m3.json")
+    [row] = json.loads(run("compare", *records, "--json").out)
+    assert row["difference"] < 0
+    assert row["p, Holm"] == row["p"] < 0.05
+    assert run.error("compare", records[0]) == "compare: expected two records or more"
+    assert "no record" in run.error("compare", records[0], tiny)
+    said = run(*measure, "--recipe", "*: weight=mxfp4/floor", "--generate", "4", "--prompts", "2")
+    assert "divergence_median" in said.out
+
+
+def test_published_figures_are_listed(run: Runner) -> None:
+    rows = json.loads(run("eval", "Llama-3.2-1B", "--compare", "--json").out)
+    assert {row["model"] for row in rows} == {"Llama-3.2-1B"}
+    recipe = "lm_head: keep; *: weight=nvfp4/amax activation=nvfp4/amax"
+    done = run("eval", "./none/Llama-3.2-1B", "--recipe", recipe, "--compare")
+    assert "not measured: ./none/Llama-3.2-1B" in done.err
+    assert "10.7473" in done.out
+    assert "nothing published" in run.error("eval", "gpt-5", "--compare")
+    assert "expected a model and --recipe" in run.error("eval", "x")
+
+
 def test_study_prints_a_table_and_where_the_report_is(
     run: Runner, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

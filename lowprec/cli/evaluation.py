@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,11 +21,13 @@ Out = Annotated[Path | None, typer.Option("--out", "-o", help="Write the record 
 
 @app.command(name="eval")
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A shipped name, a folder, a .gguf file, a hub id.")],
-    recipe: RecipeText,
+    model: Annotated[
+        str | None, typer.Argument(help="A shipped name, a folder, a .gguf file, a hub id.")
+    ] = None,
+    recipe: RecipeText | None = None,
     text: Annotated[
-        str, typer.Option(help="A shipped text's name or a file.")
-    ] = "house-of-commons",
+        str | None, typer.Option(help="A shipped text's name or a file [house-of-commons].")
+    ] = None,
     protocol: Annotated[
         str | None,
         typer.Option(help="windows, gptq, c4, strided, llama.cpp or per-document [the text's]."),
@@ -53,6 +56,9 @@ def evaluate(
         int | None, typer.Option(min=0, help="Examples in front [the task's].")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences of a task at a time.")] = 1,
+    against: Annotated[
+        bool, typer.Option("--compare", help="Set published figures beside ours, or list them.")
+    ] = False,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -61,7 +67,14 @@ def evaluate(
     from lowprec.spec import load_recipe
     from lowprec.studies.single import asked_of, evaluate_generation, evaluate_one
 
+    if against:
+        given = {"protocol": protocol, "length": length, "stride": stride, "windows": windows}
+        _compare_published(model, recipe, text, given, out, as_json)
+        return
+    if model is None or recipe is None:
+        raise LowprecError("eval: expected a model and --recipe (or --compare)")
     chosen = load_recipe(recipe, "--recipe")
+    text = text or "house-of-commons"
     if tasks is not None:
         from lowprec.studies.tasks import evaluate_tasks
 
@@ -77,6 +90,50 @@ def evaluate(
         return
     asked = asked_of(model, text, protocol, length, stride, windows, seeds)
     _show(evaluate_one(asked, chosen, for_terminal()), out, as_json)
+
+
+def _compare_published(
+    model: str | None,
+    recipe: str | None,
+    text: str | None,
+    given: dict[str, Any],
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Published figures of `model`, or all; ours too where a recipe is named, under the protocol of
+    the first figure of that recipe unless another is asked for. A model that cannot be had leaves
+    the list alone, with the reason on standard error."""
+    from lowprec.eval.published import beside, published
+    from lowprec.report.progress import for_terminal
+    from lowprec.report.text import show_rows
+    from lowprec.spec import load_recipe
+    from lowprec.studies.single import asked_of, evaluate_one
+    from lowprec.studies.store import dump, write_atomically
+
+    figures = [f for f in published() if model is None or f.is_of(model)]
+    record = None
+    if model is not None and recipe is not None:
+        chosen = load_recipe(recipe, "--recipe")
+        tables = [
+            f.table
+            for f in figures
+            if f.recipe and f.table.protocol and load_recipe(f.recipe).spell() == chosen.spell()
+        ]
+        if tables and tables[0].protocol is not None:
+            own = {"protocol": tables[0].protocol.kind, "length": tables[0].protocol.seqlen}
+            own |= {"windows": 0}
+            given = {k: own.get(k) if v is None else v for k, v in given.items()}
+            text = text or tables[0].suite
+        try:
+            asked = asked_of(model, text or "house-of-commons", **given)
+            record = evaluate_one(asked, chosen, for_terminal())
+        except LowprecError as error:
+            print(f"not measured: {error}", file=sys.stderr)
+    if record is not None and out is not None:
+        write_atomically(out, dump(record))
+    if not figures:
+        raise LowprecError(f"{model}: nothing published is known of it; see lowprec eval --compare")
+    show_rows(beside(figures, record), as_json)
 
 
 def _show(record: Record, out: Path | None, as_json: bool) -> None:
