@@ -404,3 +404,39 @@ def test_an_interrupt_is_no_traceback(tiny: Path, tmp_path: Path) -> None:
     assert b"loading" in first
     assert child.returncode == 130
     assert b"Traceback" not in rest
+
+
+def test_json_has_no_infinity(run: Runner, workload: Path) -> None:
+    out = run("perf", workload, "--recipe", "mxfp4/floor", "--machine", "b200", "--json").out
+    (row,) = json.loads(out, parse_constant=pytest.fail)
+    assert row["high"] is None  # a bound has no upper end
+
+
+SMALL = ("llama-3.1-8b", "--recipe", "*: keep", "--machine", "b200")
+CONTRADICTIONS = {
+    "tokens of a decode": (["perf", *SMALL, "--phase", "decode", "--tokens", "4"], "--tokens: "),
+    "no context": (["perf", *SMALL, "--phase", "decode", "--context", "0"], "--context: "),
+    "spread": (["serve", *SMALL, "--spread", "2"], "traffic: spread: "),
+    "no requests": (["serve", *SMALL, "--rate", "0"], "traffic: rate: "),
+    "two loads": (["serve", *SMALL, "--rate", "0", "--concurrency", "4"], "--rate: "),
+    "no copies": (
+        ["serve", *SMALL, "--prefill", "0 x tp=1", "--decode", "1 x tp=1"],
+        "--prefill: ",
+    ),
+    "apart, simulated": (
+        ["serve", *SMALL, "--prefill", "1 x tp=1", "--decode", "1 x tp=1", "--simulate"],
+        "--prefill: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_contradictions_in_what_is_priced(run: Runner, name: str) -> None:
+    arguments, message = CONTRADICTIONS[name]
+    assert message in run.error(*arguments)
+
+
+def test_several_new_tokens_are_a_prompt(run: Runner) -> None:
+    (short,) = json.loads(run("perf", *SMALL, "--tokens", "512", "--json").out)
+    (said,) = json.loads(run("perf", *SMALL, "--tokens", "512", "--phase", "prefill", "--json").out)
+    assert short == said

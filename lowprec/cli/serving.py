@@ -50,13 +50,18 @@ def serve(
     from lowprec.perf import machine as load_machine
     from lowprec.perf.serving import Service, Traffic
     from lowprec.report.text import print_json, show_rows
+    from lowprec.spec.load import build
 
-    if rate and concurrency:
+    if rate is not None and concurrency:
         raise LowprecError("--rate: expected either --rate or --concurrency")
     if (prefill is None) != (decode is None) or (prefill and parallel):
         raise LowprecError("--prefill: expected together with --decode, and without --parallel")
+    if prefill and (simulate or rate is not None):
+        raise LowprecError("--prefill: expected with --concurrency and without --simulate")
     work = symbolic_workload(model)
-    loads = [{"rate": rate}] if rate else [{"concurrency": c} for c in concurrency or [16]]
+    loads = (
+        [{"rate": rate}] if rate is not None else [{"concurrency": c} for c in concurrency or [16]]
+    )
     found = []
     for name in machine:
         chip = load_machine(name)
@@ -68,9 +73,8 @@ def serve(
             )  # fmt: skip
 
         for load in loads:
-            traffic = Traffic.model_validate(
-                {"input": input, "output": output, "spread": spread} | load
-            )
+            asked = {"input": input, "output": output, "spread": spread} | load
+            traffic = build(Traffic, asked, "traffic")
             if prefill and decode:
                 found.append(_apart(service, prefill, decode, traffic))
             else:
@@ -97,7 +101,7 @@ def _apart(service: Any, prefill: str, decode: str, traffic: Traffic) -> Served:
 
 def _pool(text: str, option: str) -> tuple[int, str]:
     count, times, plan = text.partition(" x ")
-    if not times or not count.strip().isdecimal():
+    if not times or not count.strip().isdecimal() or int(count) < 1:
         raise LowprecError(f"{option}: expected such as '2 x tp=4', got {text!r}")
     return int(count), plan
 

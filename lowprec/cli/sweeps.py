@@ -106,6 +106,7 @@ def _row(case: Case, several: bool) -> dict[str, Any]:
         **{path: f"{value:.4g}" for path, value in case.values.items()},
         "tokens/s/chip": engineering(found.tokens_per_second_per_chip),
         "ms": f"{found.seconds * 1e3:.4g}",
+        "chips": found.chips,
         "bound": found.bound,
         "share": f"{found.shares[found.bound]:.0%}",
     }

@@ -53,7 +53,8 @@ def _predict(points: Path, output: Path | None, as_json: bool) -> None:
     from lowprec.perf.validation.predict import answers
     from lowprec.report.text import print_json
 
-    found = answers(read_points(points))
+    # All rows before the first answer: a file that cannot be read leaves no half of an output.
+    found = answers(list(read_points(points)))
     if as_json:
         print_json([_row(each) for each in found])
     elif output is None:

@@ -55,7 +55,11 @@ def workloads_at(
         return [work]
     if work.fixed:
         raise LowprecError(f"{given[0]}: {model} holds one pass only: {work.fixed}")
-    prefill = phase == "prefill"
+    if phase == "decode" and (tokens or 1) > 1:
+        raise LowprecError(f"--tokens: a decode pass has one new token per sequence, got {tokens}")
+    if phase == "decode" and context == 0:
+        raise LowprecError("--context: a decode pass needs cached tokens, got 0")
+    prefill = phase == "prefill" or (phase is None and (tokens or 1) > 1)
     new = tokens or (2048 if prefill else 1)
     behind = context if context is not None else (0 if prefill else 2048)
     return [work.at(each, new, behind) for each in batch or [1]]

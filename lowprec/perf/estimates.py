@@ -116,6 +116,7 @@ def estimate(
     dtype = scalar_dtype(workload)
     groups = grouped(workload, recipe)
     plan = Parallel.of(parallel)
+    plan.check(workload)
     stored = weight_bytes(groups, dtype), kv_bytes(groups, dtype)
     count = math.ceil(sum(stored) / machine.memory.capacity.value)
     if level == "bound" and parallel is None and count > 1:

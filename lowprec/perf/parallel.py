@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, model_validator
 
 from lowprec.errors import LowprecError, unknown
-from lowprec.spec import Spec
+from lowprec.spec import Matmul, Spec, Workload, load_format
 
 Ways = Annotated[int, Field(ge=1)]
 
@@ -56,16 +56,30 @@ class Parallel(Spec):
         """From a dict or a text such as ``tp=8,ep=8``. LowprecError: an unknown or wrong way."""
         if value is None or isinstance(value, Parallel):
             return value or cls()
-        fields = dict(_parse(value)) if isinstance(value, str) else dict(value)
+        fields = _parsed(value) if isinstance(value, str) else dict(value)
         for name in fields:
             if name not in cls.model_fields:
                 raise unknown("parallel way", name, cls.model_fields, "parallel")
+        for name in ("dispatch", "combine"):
+            if fields.get(name) is not None:
+                load_format(fields[name], f"parallel.{name}")
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, ("parallel", *first["loc"])))
-            raise LowprecError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+            got = f" (got {first['input']!r})" if first["loc"] else ""
+            said = first["msg"].removeprefix("Value error, ")
+            raise LowprecError(f"{where}: {said}{got}") from None
+
+    def check(self, workload: Workload) -> None:
+        """LowprecError if `workload` has fewer layers than stages, or experts than groups."""
+        experts = max((op.experts for op in _matmuls(workload) if op.top_k < op.experts), default=0)
+        if 0 < experts < self.ep:
+            raise LowprecError(f"parallel.ep: {self.ep} groups of {experts} experts")
+        layers = len(set(_layers(workload))) if self.pp > 1 else 0
+        if 0 < layers < self.pp:
+            raise LowprecError(f"parallel.pp: {self.pp} stages of {layers} layers")
 
     @property
     def stage_chips(self) -> int:
@@ -89,6 +103,24 @@ class Parallel(Spec):
             if value != type(self).model_fields[name].default
         ]
         return ",".join(said) or "tp=1"
+
+
+def _matmuls(workload: Workload) -> Iterator[Matmul]:
+    return (group.op for group in workload.groups if isinstance(group.op, Matmul))
+
+
+def _layers(workload: Workload) -> Iterator[str]:
+    """The layer's number of every operation in one."""
+    for path in (path for group in workload.groups for path in group.paths):
+        yield from [part for part in path.split(".") if part.isdecimal()][:1]
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    pairs = list(_parse(text))
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise LowprecError(f"parallel {text!r}: expected each way once")
+    return fields
 
 
 def _parse(text: str) -> Iterator[tuple[str, Any]]:

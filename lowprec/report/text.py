@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 
 def print_json(data: Any) -> None:
-    """`data` as indented JSON on standard output."""
-    print(json.dumps(data, indent=1, ensure_ascii=False))
+    """`data` as indented JSON on standard output; null for infinity and NaN."""
+    print(json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _finite(value) for key, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [_finite(value) for value in data]
+    return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
 def show_rows(rows: Sequence[dict[str, Any]], as_json: bool) -> None:

@@ -230,3 +230,18 @@ def test_hidden_communication_costs_nothing() -> None:
     network = sum(t.seconds for t in shown.terms if t.binding == "network")
     assert network > 0
     assert hidden.seconds == pytest.approx(shown.seconds - network)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tp=2,tp=4", "expected each way once"),
+        ("tp=0", r"parallel.tp: .* \(got 0\)"),
+        ("dispatch=float8_e4m3f", "did you mean 'float8_e4m3fn'?"),
+        ("tp=16,ep=16", "parallel.ep: 16 groups of 8 experts"),
+        ("pp=3", "parallel.pp: 3 stages of 2 layers"),
+    ],
+)
+def test_plans_that_no_model_can_have(text: str, message: str) -> None:
+    with pytest.raises(LowprecError, match=message):
+        estimate(moe(), KEEP, "b200", parallel=text)

@@ -94,6 +94,8 @@ def _nbytes(point: Point) -> float:
     if not found:
         raise LowprecError(f"shape: expected a number of elements or bytes, got {point.shape!r}")
     count, unit = float(found[1]), found[2].lower()
+    if count <= 0:
+        raise LowprecError(f"shape: expected more than nothing, got {point.shape!r}")
     if unit in _UNITS:
         return count * _UNITS[unit]
     if unit != "elements":

@@ -48,6 +48,9 @@ def measured(point: Point) -> tuple[Experts, Plan] | None:
         return None
     found = sizes(point.shape)
     size = need(found, _LAYER, point.shape)
+    for name in ("topk", "ep"):
+        if (size | found).get(name, 1) > size["E"]:
+            raise LowprecError(f"shape: {point.shape!r}: {name} exceeds the {size['E']} experts")
     layer = Experts(
         tokens=size["T"],
         hidden=size["H"],

@@ -12,8 +12,10 @@ from lowprec.perf.validation.point import Point
 
 _TEXT = ("id", "hw", "what", "shape", "format", "unit", "level", "conditions", "source",
          "source_group", "note")  # fmt: skip
+_LONGEST = 1 << 24  # characters of one field
 _AIC = {"system", "gemm_dtype", "m", "n", "k"}
 _AITER = {"gfx", "cu_num", "fmt", "M", "N", "K"}
+_POINT = {"hw", "what", "shape", "format", "unit"}
 
 
 def read_points(path: str | Path) -> Iterator[Point]:
@@ -25,15 +27,21 @@ def read_points(path: str | Path) -> Iterator[Point]:
     path = Path(path)
     rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
     for number, row in enumerate(rows):
-        yield _point(row, number, path)
+        yield _point(row, number)
 
 
 def _csv(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Bytes that are no UTF-8 stand as ``\\xb5``: such a row is answered like any other."""
+    csv.field_size_limit(_LONGEST)
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            yield from csv.DictReader(file)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise LowprecError(f"{path}: {error}") from None
+        with path.open(newline="", encoding="utf-8-sig", errors="backslashreplace") as file:
+            rows = csv.DictReader(file)
+            _layout(set(rows.fieldnames or ()), path)
+            yield from rows
+    except OSError as error:
+        raise LowprecError(f"{path}: {error.strerror}") from None
+    except csv.Error as error:
+        raise LowprecError(f"{path}: line {rows.line_num + 1}: {error}") from None
 
 
 def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -45,11 +53,21 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
         table = parquet.read_table(path)
     except (OSError, ValueError) as error:
         raise LowprecError(f"{path}: {error}") from None
+    _layout(set(table.column_names), path)
     for batch in table.to_batches():
         yield from batch.to_pylist()
 
 
-def _point(row: Mapping[str, Any], number: int, path: Path) -> Point:
+def _layout(columns: set[str], path: Path) -> None:
+    """LowprecError if the columns are those of no layout."""
+    if not any(columns >= known for known in (_AIC, _AITER, _POINT)):
+        raise LowprecError(
+            f"{path}: columns: expected id, hw, chips, level, what, shape, format, value, unit, "
+            f"conditions, source, source_group, note, got {', '.join(sorted(columns)) or 'none'}"
+        )
+
+
+def _point(row: Mapping[str, Any], number: int) -> Point:
     columns = set(row)
     ident = _text(row.get("id")) or str(number)
     if columns >= _AIC:
@@ -78,11 +96,6 @@ def _point(row: Mapping[str, Any], number: int, path: Path) -> Point:
             value=_number(row.get("us")),
             conditions="best of kernels; operands pre-quantised",
             source_group=f"aiter-{row['gfx']}-{row['cu_num']}-{row['fmt']}",
-        )
-    if not columns >= {"hw", "what", "shape", "format", "unit"}:
-        raise LowprecError(
-            f"{path}: columns: expected id, hw, chips, level, what, shape, format, value, unit, "
-            f"conditions, source, source_group, note, got {', '.join(sorted(map(str, columns)))}"
         )
     text = {name: _text(row.get(name)) for name in _TEXT}
     chips = _number(row.get("chips"))

@@ -31,6 +31,7 @@ READERS: tuple[Callable[[Point], Prediction | None], ...] = (
     training.predict,
     serving.predict,
 )
+_LONGEST = 2000  # characters that are searched for sizes: more is no measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,9 @@ class Answer:
 
 def answer(point: Point) -> Answer:
     """What the model says of `point`; it never guesses what a row leaves out."""
+    for name in ("hw", "what", "shape", "format", "unit", "conditions"):
+        if (length := len(getattr(point, name))) > _LONGEST:
+            return Answer(point, None, f"{name}: {length} characters, more than {_LONGEST}")
     try:
         for reader in READERS:
             found = reader(point)

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from lowprec.errors import LowprecError
 
 _PAIR = re.compile(r"([A-Za-z_][A-Za-z_/]*)\s*[=:]\s*([0-9][0-9,_]*(?:\.[0-9]+)?)([kK]i?)?\b")
-_CHAIN = re.compile(r"((?:[A-Za-z_/]+\s*=\s*)+)([0-9][0-9,_]*)")
+# Not the 1 of 1.5, 1e6 or 1k.
+_CHAIN = re.compile(r"((?:[A-Za-z_/]+\s*=\s*)+)([0-9][0-9,_]*)(?![0-9A-Za-z_]|[,.][0-9])")
 _PRODUCT = re.compile(r"([MNK])\s*[xX*\u00d7]\s*([MNK])\s*[xX*\u00d7]\s*([MNK])\s*[=:]?\s*")
 _NUMBERS = re.compile(
     r"([0-9][0-9,_]*)\s*[xX*\u00d7]\s*([0-9][0-9,_]*)\s*[xX*\u00d7]\s*([0-9][0-9,_]*)"
@@ -34,8 +35,10 @@ def sizes(text: str) -> dict[str, int]:
             if name:
                 found[name.strip().lower()] = _integer(number)
     for name, number, kilo in _PAIR.findall(text):
-        factor = 1024 if kilo else 1
-        found[name.lower()] = int(float(re.sub("[,_]", "", number)) * factor)
+        size = float(re.sub("[,_]", "", number)) * (1024 if kilo else 1)
+        if size != int(size):
+            raise LowprecError(f"shape: {text!r}: {name} is {size:g}, expected a whole number")
+        found[name.lower()] = int(size)
     if not found and (bare := _NUMBERS.search(text)):
         found = dict(zip("mnk", map(_integer, bare.groups()), strict=True))
     return found

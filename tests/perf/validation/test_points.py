@@ -195,3 +195,49 @@ def test_command(tmp_path: Path) -> None:
     assert (good["id"], good["unit"], good["reason"]) == ("1", "us", "")
     assert (bad["id"], bad["predicted"]) == ("2", "")
     assert "Quantum 9000" in bad["reason"]
+
+
+HEAD = "id,hw,chips,level,what,shape,format,value,unit"
+ROW = "a,H100-SXM-80GB,1,kernel,linear layer GEMM,M=4 N=1536 K=512,bf16,5.8,us"
+
+
+@pytest.mark.parametrize(
+    "shape", ["M=1.5 N=64 K=64", "M=1e30 N=64 K=64", "M=N=K=8k", "x" * 200_000]
+)
+def test_sizes_that_are_no_whole_numbers_are_refused(shape: str) -> None:
+    refused = answer(dataclasses.replace(GEMM, shape=shape))
+    assert refused.prediction is None
+    assert refused.reason.startswith("shape: ")
+
+
+@pytest.mark.parametrize("shape", ["T=8 H=64 I=64 topk=9 E=8", "T=8 H=64 I=64 topk=2 E=8 ep=16"])
+def test_more_choices_or_groups_than_experts_are_refused(shape: str) -> None:
+    point = dataclasses.replace(GEMM, what="fused MoE layer (per rank)", shape=shape)
+    assert "exceeds the 8 experts" in answer(point).reason
+
+
+def test_a_collective_of_nothing_is_refused() -> None:
+    point = Point("1", "H100", "all_reduce", "0 elements", "half", "us", 8, "collective")
+    assert "more than nothing" in answer(point).reason
+
+
+def test_odd_files_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "points.csv"
+    long = ROW.replace("M=4", "M=4 " + "y" * 140_000)
+    path.write_bytes(
+        b"\xef\xbb\xbf"
+        + "\r\n".join((HEAD, ROW, long, "short,H100")).encode()
+        + b"\r\n\xb5,H100\r\n"
+    )
+    assert [point.id for point in read_points(path)] == ["a", "a", "short", "\\xb5"]
+
+
+@pytest.mark.parametrize("text", ["", "id,hw\n", "id,hw\na,b\n"])
+def test_a_file_without_the_columns_leaves_no_output(tmp_path: Path, text: str) -> None:
+    path, out = tmp_path / "points.csv", tmp_path / "out.csv"
+    path.write_text(text)
+    with pytest.raises(LowprecError, match="columns: expected id, hw"):
+        list(read_points(path))
+    with pytest.raises(LowprecError, match="columns: expected"):
+        app(["validate", "--points", str(path), "-o", str(out)], standalone_mode=False)
+    assert not out.exists()
