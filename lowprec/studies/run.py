@@ -94,7 +94,8 @@ class _Run:
         accuracy = self._accuracy(bench) if bench else []
         priced = self._throughput(shapes, machines)
         result = build_report(self.plan, accuracy, priced, machines, self.failed)
-        result = replace(result, **found_beside(self.store.folder))
+        beside: dict[str, Any] = found_beside(self.store.folder)
+        result = replace(result, **beside)
         write_atomically(self.store.folder / "study.json", manifest(self.plan, accuracy, priced))
         with self.progress.task("report"):
             path = page.write(result, self.store.folder)
