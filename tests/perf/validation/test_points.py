@@ -217,7 +217,7 @@ def test_more_choices_or_groups_than_experts_are_refused(shape: str) -> None:
 
 
 def test_a_collective_of_nothing_is_refused() -> None:
-    point = Point("1", "H100", "all_reduce", "0 elements", "half", "us", 8, "collective")
+    point = Point("1", GEMM.hw, "all_reduce", "0 elements", "half", "us", 8, "collective")
     assert "more than nothing" in answer(point).reason
 
 
