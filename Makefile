@@ -16,7 +16,7 @@ test: $(STAMP)
 	$(RUN) ruff format --check .
 	$(RUN) ruff check .
 	$(RUN) mypy
-	$(RUN) pytest
+	$(RUN) pytest --numprocesses logical --dist worksteal
 
 bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/kernels.py --peers
