@@ -272,12 +272,13 @@ def test_the_probe_sees_what_is_loaded() -> None:
 @pytest.mark.parametrize("name", LIGHT)
 def test_light_things_start_fast_and_without_torch(name: str) -> None:
     # The first writes bytecode. What the machine does besides only ever adds time, so one fast
-    # start of several is the answer.
+    # start of several is the answer. On a quiet core half of that is enough; the other tests
+    # that run at the same time share this one.
     least = float("inf")
     for _ in range(8):
         modules, seconds = _probe(LIGHT[name])
         assert modules == []
         least = min(least, seconds)
-        if least < 0.5:
+        if least < 1.0:
             break
-    assert least < 0.5
+    assert least < 1.0
