@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lowprec.kernels import QTensor, encode
+from lowprec.kernels import QTensor, decode, encode
 from lowprec.nn.emulation import Emulated, sites_of
 from lowprec.nn.site import Site
 from lowprec.spec import BlockFormat, Quantizer
@@ -25,7 +25,7 @@ _SLACK = 2.0**-20
 class TensorError:
     """Of one operand. sqnr_db: see `sqnr_db`; max_error: largest |x - q|, in the tensor's unit;
     cosine: of x and q as vectors; clipped: share of elements outside of what their block can hold,
-    None where the format has outliers; flushed: share that is not 0 and becomes 0."""
+    None where `clipped` cannot say; flushed: share that is not 0 and becomes 0."""
 
     sqnr_db: float
     max_error: float
@@ -48,18 +48,18 @@ class _Sums:
     flushed: int = 0
 
     def add(self, x: Tensor, q: QTensor) -> None:
-        y = q.dequantize(torch.float64 if x.dtype == torch.float64 else torch.float32).double()
-        x = x.double()
-        noise = x - y
+        y = q.dequantize(x.dtype)
+        outside = clipped(x, y, q)
+        self.clipped = None if outside is None or self.clipped is None else self.clipped + outside
         self.count += x.numel()
+        self.flushed += int(((y == 0) & (x != 0)).sum())
+        x, y = x.double(), y.double()
         self.signal += x.square().sum().item()
         self.quantized += y.square().sum().item()
         self.product += (x * y).sum().item()
-        self.noise += noise.square().sum().item()
+        noise = x - y
         self.worst = max(self.worst, noise.abs().max().item() if x.numel() else 0.0)
-        self.flushed += int(((y == 0) & (x != 0)).sum())
-        outside = clipped(x, q)
-        self.clipped = None if outside is None or self.clipped is None else self.clipped + outside
+        self.noise += noise.square_().sum().item()
 
     def error(self) -> TensorError:
         norms = math.sqrt(self.signal * self.quantized)
@@ -94,21 +94,22 @@ def _decibels(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
-def clipped(x: Tensor, q: QTensor) -> int | None:
-    """How many elements lie outside of the values of their blocks: what the largest and the
-    smallest code would stand for in their place. None for a format with outliers."""
+def clipped(x: Tensor, y: Tensor, q: QTensor) -> int | None:
+    """How many elements of `x`, which `q` holds as `y`, lie outside of the values of their blocks:
+    beyond what the largest or the smallest code stands for. None for a format with outliers, or
+    with scales of either sign, where it is not the code that says which end that is."""
     fmt = q.quantizer.format
-    if isinstance(fmt, BlockFormat) and fmt.outlier is not None:
-        return None
-    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
-    ends = []
-    for extreme in (element.min, element.max):
-        code = encode(torch.tensor(float(extreme), dtype=torch.float64), element)
-        every = replace(q, codes=torch.full_like(q.codes, code.item()))
-        ends.append(every.dequantize(torch.float64))
-    low, high = torch.minimum(*ends), torch.maximum(*ends)
-    below = x < low - low.abs() * _SLACK
-    return int((below | (x > high + high.abs() * _SLACK)).sum())
+    element = fmt
+    if isinstance(fmt, BlockFormat):
+        element = fmt.element
+        signed = q.scales is not None and bool((decode(q.scales, fmt.scale) < 0).any())
+        if fmt.outlier is not None or signed:
+            return None
+    ends = torch.tensor([float(element.min), float(element.max)], dtype=torch.float64)
+    low, high = encode(ends, element).tolist()
+    slack = y.abs() * _SLACK
+    above = (q.codes == high) & (x > y + slack)
+    return int((above | ((q.codes == low) & (x < y - slack))).sum())
 
 
 class _Recorder:

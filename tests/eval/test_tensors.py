@@ -53,7 +53,17 @@ def test_scales_from_the_largest_clip_nearly_nothing(quantizer: str) -> None:
     found = tensor_error(x, quantize(x, quantizer))
     assert found.clipped is not None
     assert found.clipped < 0.04  # where a rounded scale is below the one asked for
-    assert tensor_error(3 * x, quantize(x, quantizer)).clipped > 0.1
+
+
+def test_clipped_is_what_lies_beyond_its_block() -> None:
+    """By hand: E2M1 holds up to 6 times the scale, by the floor 2^(floor(log2 amax) - 2)."""
+    x = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
+    scale = 2.0 ** (x.abs().amax(dim=1, keepdim=True).log2().floor() - 2)
+    outside = (x.abs() > 6 * scale).double().mean().item()
+    assert outside > 0.005
+    assert tensor_error(x, quantize(x, "mxfp4/floor")).clipped == outside
+    # A scale that may be negative turns the codes' ends around: nothing is said.
+    assert tensor_error(x, quantize(x, "gguf_q4_0/signed")).clipped is None
 
 
 def test_each_operand_has_the_error_of_its_own_tensor() -> None:
