@@ -95,7 +95,8 @@ def levels(path: Datapath, a: Format, b: Format, lanes: int) -> dict[str, float]
     """What a unit's delay grows with: the logarithms of its lanes and widths.
 
     tree: levels of its adders. width: of log2 of the sum's bits, for shifting and carries.
-    product: of log2 of the significands' bits. float: 1 where exponents are compared.
+    product: of log2 of the significands' bits. float: 1 where exponents are compared. exact: width
+    once more where an exact sum becomes a float.
     """
     x, y = number(a), number(b)
     whole = isinstance(path.accumulator, IntFormat)
@@ -108,5 +109,7 @@ def levels(path: Datapath, a: Format, b: Format, lanes: int) -> dict[str, float]
         "width": log2(width) * (1 if whole else deep),
         "product": log2(x.bits + y.bits),
         "float": 0.0 if whole else float(deep),
+        # An exact sum is normalised before it meets the accumulator, and after.
+        "exact": 0.0 if whole or bits or deep > 1 else log2(width),
         "constant": 1.0,
     }

@@ -15,7 +15,7 @@ from lowprec.spec import Aligned, Datapath, FloatFormat, Format, IntFormat, Tree
 from lowprec.spec.format import CodebookFormat
 
 # Kinds of pieces, each counted in bits; of a product in full adders.
-PIECES = ("product", "add", "negate", "mux", "compare", "zeros", "logic")
+PIECES = ("product", "add", "negate", "mux", "mask", "compare")
 Pieces = Mapping[str, float]
 
 
@@ -70,16 +70,16 @@ class Count:
 
     def unpack(self, fmt: Format, times: int) -> Number:
         found = number(fmt)
-        self.put("unpack", times, logic=fmt.bits, add=found.e_bits)
+        self.put("unpack", times, mask=2 * fmt.bits)
         return found
 
     def multiply(self, x: Number, y: Number, times: int) -> Number:
         found = x * y
         if min(x.bits, y.bits) > 1:
             self.put("multiply", times, array(x.bits, y.bits))
-            self.put("multiply", times, logic=6)
+            self.put("multiply", times, mask=6)
         else:
-            self.put("multiply", times, logic=found.bits + 6)
+            self.put("multiply", times, mask=found.bits + 6)
         self.put("align", times, add=found.e_bits if min(x.span, y.span) else 0)
         return found
 
@@ -93,7 +93,7 @@ class Count:
             "align", times, shifter(x.bits, wide * (1 + double), e_bits), add=e_bits, negate=size
         )
         if double:
-            self.put("align", times, add=size, logic=wide)
+            self.put("align", times, add=size, mask=wide)
         return size + 1
 
     def align_fixed(self, x: Number, times: int) -> int:
@@ -102,7 +102,7 @@ class Count:
         return width + 1
 
     def align_max(self, n: int, bits: int) -> None:
-        self.put("align", compare=(n - 1) * bits, logic=n * bits)
+        self.put("align", compare=(n - 1) * bits, mask=n * bits)
 
     def add(self, n: int, width: int) -> int:
         total = width
@@ -116,30 +116,37 @@ class Count:
         e_bits = max(x.e_bits, y.e_bits) + 1
         self.put("add", add=window + 5 * e_bits, negate=2 * window, mux=2 * window + 2 * e_bits)
         self.put("add", 1, shifter(window, 2 * window, e_bits))
-        self.put("add", logic=2 * window)
+        self.put("add", mask=2 * window)
         return window + 2
 
     def normalise(self, width: int, e_bits: int, precision: int, component: str) -> None:
         wide = max(width, precision + 2)
         stages = (wide - 1).bit_length()
-        self.put(component, negate=width, zeros=1 << stages, mux=wide * stages)
-        self.put(component, add=3 * e_bits, compare=e_bits, logic=wide)
+        self.put(component, negate=width, mux=wide * stages)
+        self.put(component, add=3 * e_bits, compare=e_bits, mask=wide)
 
     def round(self, fmt: FloatFormat, rounding: str, e_bits: int) -> None:
         up = fmt.precision if rounding != "toward-zero" else 0
-        self.put("accumulate", add=e_bits + up, compare=fmt.bits, logic=3 * fmt.bits)
+        self.put("accumulate", add=e_bits + up, compare=fmt.bits, mask=3 * fmt.bits)
 
 
 def array(x: int, y: int) -> dict[str, float]:
     """An array multiplier: x (y - 2) full adders, x half ones, and an AND per pair of bits."""
     x, y = min(x, y), max(x, y)
-    return {"product": x * (y - 2) + x / 2, "logic": x * y}
+    return {"product": x * (y - 2) + x / 2, "mask": x * y}
 
 
 def shifter(bits: int, width: int, stages: int) -> dict[str, float]:
-    """A right shift of `bits` bits within `width`: below what it can reach there is nothing yet."""
-    mux = sum(min(width, bits + (2 << i) - 1) for i in range(stages) if 1 << i < width)
-    return {"mux": mux, "logic": width if 1 << stages > width else 0}
+    """A right shift of `bits` bits within `width`. A stage chooses between two bits only where
+    both the shifted and the plain number reach; elsewhere it masks one."""
+    mux = mask = 0
+    for i in range(stages):
+        by, spans = 1 << i, min(width, bits + (1 << i) - 1)
+        if by >= width:
+            return {"mux": mux, "mask": mask + width}
+        both = max(0, spans - by)
+        mux, mask = mux + both, mask + min(width, spans + by) - both
+    return {"mux": mux, "mask": mask}
 
 
 def pieces(
@@ -171,7 +178,8 @@ def pieces(
 
 
 def _integers(count: Count, path: Datapath, a: IntFormat, b: IntFormat, lanes: int) -> None:
-    count.put("multiply", lanes, array(a.bits, b.bits))
+    # Signs cost about another AND per pair of bits.
+    count.put("multiply", lanes, array(a.bits, b.bits), mask=2 * a.bits * b.bits)
     width = count.add(lanes, a.bits + b.bits)
     fmt = path.accumulator
     if isinstance(fmt, IntFormat):
@@ -199,7 +207,7 @@ def _aligned(
             terms, n = _groups(count, products, both, lanes, groups), groups
         else:
             terms = count.multiply(products, both, lanes)
-    count.put("add", logic=3 * (n + 1))
+    count.put("add", mask=3 * (n + 1))
     accumulator = path.accumulator
     if exact:
         width = count.align_fixed(terms, n)
@@ -229,7 +237,7 @@ def _groups(count: Count, products: Number, both: Number, lanes: int, groups: in
     total = width
     for _ in range(groups):
         total = count.add(run, width)
-    count.put("scale", groups, negate=total, logic=total)
+    count.put("scale", groups, negate=total, mask=total)
     if both.bits > 1:
         count.put("scale", groups, array(total, both.bits))
     bits = total + (both.bits if both.bits > 1 else 0)
@@ -248,7 +256,7 @@ def _exact_float(count: Count, path: Datapath, fmt: FloatFormat, total: Number) 
     c = count.unpack(fmt, 1)
     stages = (total.bits - 1).bit_length()
     count.put("accumulate", negate=total.bits)
-    count.put("add", zeros=1 << stages, mux=total.bits * stages, add=stages)
+    count.put("add", mux=total.bits * stages, add=stages)
     spread = Number(total.bits, 0, 0, total.bits - 1 + total.span)
     wide = (path.result or fmt).precision
     e_bits = max(c.e_bits, spread.e_bits) + 1
@@ -285,8 +293,8 @@ def _two_stage(
     kept = count.align(c, addition.term_bits, "down", e_bits, 1)
     total = count.add(2, max(total, kept) + more)
     stages = (total - 1).bit_length()
-    count.put("accumulate", negate=total, zeros=1 << stages, compare=total * 3, logic=total)
-    count.put("add", logic=3 * (lanes + 1))
+    count.put("accumulate", negate=total, compare=total * 3, mask=total)
+    count.put("add", mask=3 * (lanes + 1))
     _finish(count, path, total, e_bits)
 
 
@@ -296,10 +304,10 @@ def _tree(count: Count, path: Datapath, products: Number, lanes: int) -> None:
     for _ in range(lanes):
         count.normalise(products.bits, products.e_bits + 1, fmt.precision, "accumulate")
         count.round(fmt, "nearest-even", products.e_bits + 1)
-        _float_add(count, fmt)
+        float_add(count, fmt)
 
 
-def _float_add(count: Count, fmt: FloatFormat) -> None:
+def float_add(count: Count, fmt: FloatFormat) -> None:
     """The IEEE 754 sum of two codes."""
     x = count.unpack(fmt, 2)
     width = count.add_pair(x, x, fmt.precision)
@@ -311,7 +319,7 @@ def _promotion(count: Count, path: Datapath, scale: Format | None) -> None:
     fmt = path.output
     assert isinstance(fmt, FloatFormat)
     if path.scaling is None or path.scaling.position == "inside" or scale is None:
-        _float_add(count, fmt)
+        float_add(count, fmt)
         return
     s = count.unpack(scale, 2)
     both = count.multiply(s, s, 1)

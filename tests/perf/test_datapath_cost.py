@@ -1,0 +1,114 @@
+"""The structural cost model: against the synthesised units, left-out ones, and published claims."""
+
+from __future__ import annotations
+
+import csv
+import time
+from pathlib import Path
+
+import pytest
+
+from lowprec.errors import LowprecError
+from lowprec.perf import machine
+from lowprec.perf.datapath_cost import constants, gates, structural_cost
+from lowprec.perf.pieces import PIECES
+from lowprec.perf.published import predict
+from lowprec.perf.silicon import swap
+from lowprec.spec import list_datapaths, load_datapath, load_format
+from lowprec.spec.default_datapath import default_datapath
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+POINTS = BENCHMARKS / "datapath_costs.csv"
+PUBLISHED = BENCHMARKS / "validation" / "datapath_cost.csv"
+
+
+def per_lane(name: str, lanes: int | None = None) -> float:
+    return structural_cost(load_datapath(name), lanes=lanes).gates_per_lane
+
+
+@pytest.mark.parametrize("name", list_datapaths())
+def test_every_datapath_has_a_cost(name: str) -> None:
+    found = structural_cost(load_datapath(name))
+    assert found.gates == pytest.approx(sum(found.components.values()))
+    assert 0 < found.low < found.gates < found.high
+    assert found.delay > 10
+
+
+def test_it_is_quick() -> None:
+    path = load_datapath("blackwell_mxf8")
+    start = time.perf_counter()
+    for _ in range(100):
+        structural_cost(path)
+    assert time.perf_counter() - start < 1
+
+
+def test_the_window_is_the_knob() -> None:
+    assert 1.2 < per_lane("blackwell_tcgen05_fp8") / per_lane("hopper_fp8") < 1.6
+    assert 1.1 < per_lane("blackwell_nvf4") / per_lane("blackwell_mxf4") < 1.4
+    assert per_lane("blackwell_mxf4") < 0.5 * per_lane("blackwell_mxf8")
+
+
+def test_every_price_is_positive_or_nothing() -> None:
+    assert set(constants().gates) == set(PIECES)
+    assert min(constants().gates.values()) >= 0
+    assert gates(dict.fromkeys(PIECES, 1.0), constants().gates) > 10
+
+
+def test_codebooks_cost_what_they_are_looked_up_as() -> None:
+    ternary = structural_cost(default_datapath(load_format("ternary")))
+    assert ternary.gates == structural_cost(default_datapath(load_format("float4_e2m1fn"))).gates
+    with pytest.raises(LowprecError, match="not even float32"):
+        default_datapath(load_format("lns8"))
+    with pytest.raises(LowprecError, match="inner scales"):
+        default_datapath(load_format("mx9"))
+
+
+def test_lanes_beyond_the_step_are_refused() -> None:
+    with pytest.raises(LowprecError, match="expected 1 to 32"):
+        structural_cost(load_datapath("hopper_fp8"), lanes=64)
+
+
+def test_the_points_are_there() -> None:
+    with POINTS.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) >= 80
+    assert {row["window"] for row in rows} >= {"0", "13", "18", "25", "30", "35"}
+
+
+def test_published_numbers_lie_in_their_intervals() -> None:
+    with PUBLISHED.open() as file:
+        rows = list(csv.DictReader(file))
+    by_definition, modelled = [], []
+    for row in rows:
+        if (found := predict(row)) is not None:
+            inside = found.low * 0.999 <= float(row["value"]) <= found.high * 1.001
+            (by_definition if found.low == found.high else modelled).append(inside)
+    assert len(by_definition) >= 20
+    assert all(by_definition)
+    assert len(modelled) >= 50
+    assert sum(modelled) >= 0.8 * len(modelled)
+
+
+def test_what_no_structure_gives_is_not_predicted() -> None:
+    row = {"metric": "efficiency", "format": "FP8", "datapath": "cluster", "value": "575",
+           "node": "12 nm", "normalised_to": "absolute", "unit": "GFLOP/s/W"}  # fmt: skip
+    assert predict(row) is None
+
+
+def test_another_datapath_in_the_same_area() -> None:
+    b200, old, new = machine("b200"), *map(load_datapath, ["blackwell_mxf4", "blackwell_nvf4"])
+    found = swap(b200, "mxf4nvf4", old, new)
+    ratio = per_lane("blackwell_mxf4") / per_lane("blackwell_nvf4")
+    assert found.lanes == pytest.approx(ratio)
+    before = next(p for p in b200.datapaths if p.name == "mxf4nvf4").rate.value
+    assert found.rate == pytest.approx(before * found.lanes * found.clock * found.power)
+    assert found.low < found.rate < found.high
+    assert "mxf4nvf4" not in [p.name for p in found.machine.datapaths]
+    same = swap(b200, "mxf4nvf4", old, old)
+    assert same.rate == pytest.approx(before)
+    assert swap(b200, "mxf4nvf4", old, new, area=0.5, power=2).lanes == pytest.approx(ratio / 2)
+    assert swap(b200, "mxf4nvf4", old, old, power=0.5).rate == pytest.approx(before / 2)
+    beside = swap(b200, "mxf4nvf4", old, new, keep=True).machine
+    assert len(beside.datapaths) == len(b200.datapaths) + 1
+    with pytest.raises(LowprecError, match="unknown datapath 'mxf4'"):
+        swap(b200, "mxf4", old, new)
