@@ -112,8 +112,8 @@ def test_all_codes_of_four_bits(fmt: str) -> None:
 @pytest.mark.parametrize("fmt", SMALL)
 def test_all_codes_of_every_small_format(fmt: str) -> None:
     """Formats of up to 4 bits in the window and exact, for all edges of c."""
-    for path in [changed("exact", inputs=(load_format(fmt),)), *_windows(fmt)]:
-        exhaustive(dot_unit(path, lanes=2), edge_codes(path.accumulator))
+    for path in [load_datapath("exact"), *_windows(fmt)]:
+        exhaustive(dot_unit(path, fmt, fmt, lanes=2), edge_codes(path.accumulator))
 
 
 @pytest.mark.slow

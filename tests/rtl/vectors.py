@@ -60,7 +60,8 @@ def edge_codes(fmt: Format) -> Codes:
     """Zeros, ends, neighbours of ends, one, Inf, NaN."""
     if not isinstance(fmt, FloatFormat):
         top = fmt.code_points - 1
-        return np.unique(np.array([0, 1, 2, top // 2, top // 2 + 1, top - 1, top], np.uint64))
+        found = {0, 1, 2, top // 2, top // 2 + 1, top - 1, top}
+        return np.array(sorted(c for c in found if 0 <= c <= top), np.uint64)
     unit = 1 << (fmt.precision - 1)
     found = {0, 1, 2, unit - 1, unit, unit + 1, fmt.max_code - 1, fmt.max_code}
     found |= {fmt.bias * unit, fmt.bias * unit + 1, fmt.bias * unit - 1, fmt.infinity_code or 0}
