@@ -183,3 +183,35 @@ def test_shipped_tasks_are_valid() -> None:
         assert load_task(name).name == name
     with pytest.raises(ValueError, match="a task has requests"):
         TaskFile(name="x", title="x", kind="generate", licence="x", citation="x", source="x")
+
+
+@pytest.mark.slow
+def test_scores_of_a_real_model_are_lm_evals_own() -> None:
+    """SmolLM2 from its folder by lm-eval alone, and in memory by us, on real items."""
+    from lm_eval.tasks import TaskManager
+
+    from lowprec.eval import load_model
+    from lowprec.spec.load import cache_dir
+
+    loaded, tasks = load_model("smollm2-135m"), prepare(["arc_easy", "lambada"])
+    [folder] = [p for p in (cache_dir() / "models").glob("smollm2-135m-*") if p.is_dir()]
+    theirs = lm_eval.simple_evaluate(
+        model="hf",
+        model_args={"pretrained": str(folder), "dtype": "float32"},
+        tasks=list(tasks.names),
+        task_manager=TaskManager(
+            include_path=[str(f) for f in tasks.folders], include_defaults=False
+        ),
+        batch_size=1,
+        device="cpu",
+        bootstrap_iters=0,
+        limit=6,
+    )
+    found = run_tasks(loaded.model, loaded.tokenizer, tasks, limit=6)
+    for task, scores in found.scores.items():
+        assert scores == {metric: theirs["results"][task][metric] for metric in scores}
+        for sample, value in zip(
+            theirs["samples"][task], found.items[task]["acc,none"], strict=True
+        ):
+            assert float(sample["acc"]) == value
+    assert found.scores["lambada"]["perplexity,none"] < 1000
