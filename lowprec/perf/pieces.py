@@ -292,7 +292,6 @@ def _two_stage(
     count.put("align", 1, shifter(total, total + more, e_bits), add=e_bits)
     kept = count.align(c, addition.term_bits, "down", e_bits, 1)
     total = count.add(2, max(total, kept) + more)
-    stages = (total - 1).bit_length()
     count.put("accumulate", negate=total, compare=total * 3, mask=total)
     count.put("add", mask=3 * (lanes + 1))
     _finish(count, path, total, e_bits)

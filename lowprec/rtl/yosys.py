@@ -40,6 +40,7 @@ def run(script: str, folder: Path) -> str:
     )
     if done.returncode:
         lines = (done.stderr + done.stdout).splitlines()
-        error = next((line for line in lines if "ERROR" in line), "no error given")
+        ended = f"ended with code {done.returncode}"
+        error = next((line for line in lines if "ERROR" in line), ended)
         raise LowprecError(f"yosys: {error}")
     return done.stdout

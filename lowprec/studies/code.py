@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parent.parent
-_SUFFIXES = {".py", ".c", ".h", ".toml"}
+_SUFFIXES = {".py", ".c", ".h", ".toml", ".json"}
 
 ACCURACY = ("spec", "kernels", "nn", "eval")
 THROUGHPUT = ("spec", "nn", "perf")

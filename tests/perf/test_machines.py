@@ -250,8 +250,8 @@ def test_what_sources_disagree_on_is_kept() -> None:
 
 
 def test_unknown_machine_names_the_nearest() -> None:
-    with pytest.raises(LowprecError, match="unknown machine 'h100'; did you mean 'h100_sxm'"):
-        machine("h100")
+    with pytest.raises(LowprecError, match="unknown machine 'h200x'; did you mean 'h200'"):
+        machine("h200x")
     with pytest.raises(LowprecError, match="unknown machine 'trainum2'; did you mean 'trainium2'"):
         machine("trainum2")
 
