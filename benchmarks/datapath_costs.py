@@ -61,10 +61,6 @@ def points() -> Iterator[Point]:
     yield Point("int8", 0, 32, accumulator="int32")
     yield Point("float6_e2m3fn", 25, 16, "float8_e8m0fnu", 16)
     yield Point("float4_e1m2", 25, 8)
-    # Exact sums of hundreds of bits.
-    yield Point("bfloat16", 0, 2)
-    yield Point("float8_e4m3fn", 0, 8, "float8_e8m0fnu", 8)
-    yield Point("float4_e2m1fn", 0, 4, "float8_e8m0fnu", 4)
     yield Point("int6", 0, 8, accumulator="int32")
 
 
