@@ -42,12 +42,13 @@ def encode(x: NDArray[np.float64], fmt: Format) -> Codes:
         k = np.clip(np.ldexp(x, -fmt.exponent), fmt.min_integer, fmt.max_integer)
         return k.astype(np.int64).astype(np.uint64) & np.uint64((1 << fmt.bits) - 1)
     if fmt.bits <= 8:
-        table = np.nan_to_num(decode(np.arange(fmt.code_points, dtype=np.uint64), fmt), nan=9e99)
+        table = decode(np.arange(fmt.code_points, dtype=np.uint64), fmt)
         order = np.argsort(table, kind="stable")
-        return order[np.searchsorted(table[order], x).clip(0, len(table) - 1)].astype(np.uint64)
+        order = order[np.isfinite(table[order])]
+        return order[np.searchsorted(table[order], x).clip(0, len(order) - 1)].astype(np.uint64)
     assert isinstance(fmt, FloatFormat)
     size = np.minimum(np.abs(x), float(fmt.max_exact))
-    e = np.maximum(np.frexp(size)[1] - 1, fmt.emin)
+    e = np.where(size == 0, fmt.emin, np.maximum(np.frexp(size)[1] - 1, fmt.emin))
     steps = np.rint(np.ldexp(size, fmt.precision - 1 - e)).astype(np.int64)
     magnitude = ((e - fmt.emin).astype(np.int64) << (fmt.precision - 1)) + steps
     if not fmt.subnormals:
