@@ -20,7 +20,8 @@ from scipy.optimize import nnls
 
 from lowprec.perf.datapath_cost import FILE as CONSTANTS
 from lowprec.perf.datapath_cost import levels
-from lowprec.perf.pieces import PIECES, pieces
+from lowprec.perf.pieces import PIECES
+from lowprec.perf.unit_pieces import pieces
 from lowprec.rtl.synth import COMPONENTS
 
 

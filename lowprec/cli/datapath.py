@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lowprec.perf.silicon import Swap
     from lowprec.rtl.cost import Cost
     from lowprec.rtl.unit import Unit
-    from lowprec.spec import Datapath, Format
+    from lowprec.spec import BlockFormat, Datapath, Format
 
 
 app = typer.Typer()
@@ -86,40 +86,54 @@ def datapath(
 
 
 class _Chosen:
-    """A datapath with the formats of its operands."""
+    """A datapath with the formats of its operands. shared: the block format of both, if a unit
+    reads more of it than elements and a scale."""
 
-    def __init__(self, path: Datapath, a: Format, b: Format, lanes: int | None) -> None:
-        self.path, self.a, self.b = path, a, b
+    def __init__(
+        self,
+        path: Datapath,
+        a: Format,
+        b: Format,
+        lanes: int | None,
+        shared: BlockFormat | None = None,
+    ) -> None:
+        self.path, self.a, self.b, self.shared = path, a, b, shared
         self.lanes = lanes or path.step or 8
-        self.scale = path.scaling.formats[0] if path.scaling else None
+        scales = path.scaling.formats if path.scaling else (None,)
+        self.scale = shared.scale if shared and path.scaling else scales[0]
 
     def unit(self) -> Unit:
-        from lowprec.rtl import dot_unit
+        from lowprec.rtl import dot_unit, format_unit
 
+        if self.shared is not None:
+            return format_unit(self.shared, self.lanes)
         return dot_unit(self.path, self.a, self.b, self.lanes, scale=self.scale)
 
 
 def _chosen(name: str, inputs: str | None, lanes: int | None) -> _Chosen:
     from lowprec.spec import Format, load_format
 
-    path, element = _load(name)
+    path, element, shared = _load(name)
     pair = [load_format(each.strip(), "--inputs") for each in (inputs or "").split(",") if each]
     scalars = [each for each in pair if isinstance(each, Format)]
     if len(scalars) < len(pair) or len(pair) > 2:
         raise LowprecError(f"--inputs {inputs!r}: expected one or two scalar formats")
+    if scalars and shared is not None:
+        raise LowprecError(f"--inputs {inputs!r}: {name} is a format; expected a datapath's name")
     a, b = (scalars * 2)[:2] if scalars else (element, element)
-    return _Chosen(path, a, b, lanes)
+    return _Chosen(path, a, b, lanes, shared)
 
 
-def _load(name: str) -> tuple[Datapath, Format]:
-    """The datapath, and what it multiplies by default."""
+def _load(name: str) -> tuple[Datapath, Format, BlockFormat | None]:
+    """The datapath, what it multiplies by default, and the block format if it shares more than a
+    scale."""
     from lowprec.spec import BlockFormat, list_datapaths, load_datapath, load_format, read_toml
-    from lowprec.spec.default_datapath import default_datapath
+    from lowprec.spec.default_datapath import default_datapath, goes_beyond_scales
 
     is_file = name.endswith(".toml")
     if name in list_datapaths() or (is_file and "addition" in read_toml(Path(name))):
         path = load_datapath(name)
-        return path, path.inputs[0]
+        return path, path.inputs[0], None
     try:
         fmt = load_format(name)
     except LowprecError as error:
@@ -128,8 +142,10 @@ def _load(name: str) -> tuple[Datapath, Format]:
             raise
         load_datapath(name)
         raise error from None
-    element = fmt.element if isinstance(fmt, BlockFormat) else fmt
-    return default_datapath(fmt), element
+    if not isinstance(fmt, BlockFormat):
+        return default_datapath(fmt), fmt, None
+    shared = fmt if goes_beyond_scales(fmt) else None
+    return default_datapath(fmt), fmt.element, shared
 
 
 def _numerics(chosen: _Chosen) -> dict[str, Any]:
@@ -156,7 +172,9 @@ def _numerics(chosen: _Chosen) -> dict[str, Any]:
 def _model(chosen: _Chosen) -> dict[str, Any]:
     from lowprec.perf.datapath_cost import structural_cost
 
-    found = structural_cost(chosen.path, chosen.a, chosen.b, chosen.lanes, chosen.scale)
+    found = structural_cost(
+        chosen.path, chosen.a, chosen.b, chosen.lanes, chosen.scale, chosen.shared
+    )
     return {
         "components": {k: v / found.lanes for k, v in found.components.items()},
         "gates": found.gates_per_lane,
@@ -192,7 +210,15 @@ def _swapped(
     if theirs is None or replace is None:
         raise LowprecError("--machine: needs --replace, and --baseline for the unit that goes")
     element = None if ours.a == ours.path.inputs[0] else ours.a
-    return swap(load_machine(machine), replace, theirs.path, ours.path, element=element, area=area)
+    return swap(
+        load_machine(machine),
+        replace,
+        theirs.path,
+        ours.path,
+        element=element,
+        shared=ours.shared,
+        area=area,
+    )
 
 
 def swap_row(swap: Swap) -> dict[str, Any]:
@@ -211,8 +237,12 @@ def _throughput(swap: Swap, machine: str, model: tuple[str, int], recipe: str) -
 
     work = load_workload(model[0]).at(batch=model[1])
     return {
-        "tokens/s/chip": estimate(work, recipe, swap.machine).tokens_per_second_per_chip,
-        "tokens/s/chip as it is": estimate(work, recipe, machine).tokens_per_second_per_chip,
+        "tokens/s/chip": estimate(
+            work, recipe, swap.machine, level="bound"
+        ).tokens_per_second_per_chip,
+        "tokens/s/chip as it is": estimate(
+            work, recipe, machine, level="bound"
+        ).tokens_per_second_per_chip,
     }
 
 

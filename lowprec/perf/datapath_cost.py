@@ -1,6 +1,6 @@
 """What a dot-product unit costs, from its datapath alone: no synthesis, in microseconds.
 
-`pieces` counts adders, multiplexers and so on as `lowprec.rtl` builds them; here is what each
+`unit_pieces` counts adders, multiplexers and so on as `lowprec.rtl` builds them; here is what each
 costs, fitted to synthesised units (``calibration/datapath_cost.toml`` says which, and how far off
 the model was on formats, windows and lanes that it was not fitted to).
 """
@@ -13,8 +13,20 @@ from math import log2
 from pathlib import Path
 
 from lowprec.errors import LowprecError
-from lowprec.perf.pieces import PIECES, Pieces, number, pieces
-from lowprec.spec import Datapath, Format, IntFormat, Spec, Tree, build, read_toml
+from lowprec.perf.pieces import PIECES, Pieces, number
+from lowprec.perf.unit_pieces import pieces
+from lowprec.spec import (
+    BlockFormat,
+    CodebookFormat,
+    Datapath,
+    Format,
+    IntFormat,
+    Spec,
+    Tree,
+    build,
+    read_toml,
+)
+from lowprec.spec.default_datapath import LANES, default_datapath, goes_beyond_scales
 
 FILE = Path(__file__).parent / "calibration" / "datapath_cost.toml"
 
@@ -61,11 +73,9 @@ def structural_cost(
     b: Format | None = None,
     lanes: int | None = None,
     scale: Format | None = None,
+    shared: BlockFormat | None = None,
 ) -> StructuralCost:
-    """Cost of the unit of one step of `path`; arguments as `lowprec.rtl.dot_unit` takes them.
-
-    LowprecError for formats whose cost no structure gives (codebooks).
-    """
+    """Cost of the unit of one step of `path`; arguments as `lowprec.rtl.Unit` has them."""
     a, b = a or path.inputs[0], b or path.inputs[0]
     lanes = lanes or path.step or 8
     if path.step is not None and lanes > path.step:
@@ -73,7 +83,7 @@ def structural_cost(
     if scale is None and path.scaling is not None:
         scale = path.scaling.formats[0]
     known = constants()
-    found = pieces(path, a, b, lanes, scale)
+    found = pieces(path, a, b, lanes, scale, shared)
     components = {name: gates(each, known.gates) for name, each in found.items()}
     total = sum(components.values())
     return StructuralCost(
@@ -87,6 +97,19 @@ def structural_cost(
     )
 
 
+def format_cost(
+    fmt: Format | BlockFormat, lanes: int = LANES, fraction_bits: int | None = None
+) -> StructuralCost:
+    """Of the unit that today's tensor cores would be for a format, with the window that they have
+    or another one: `lowprec.rtl.format_unit`."""
+    path = default_datapath(fmt, fraction_bits, lanes)
+    if not isinstance(fmt, BlockFormat):
+        return structural_cost(path, fmt, fmt)
+    shared = fmt if goes_beyond_scales(fmt) else None
+    scale = fmt.scale if path.scaling else None
+    return structural_cost(path, fmt.element, fmt.element, scale=scale, shared=shared)
+
+
 def gates(each: Pieces, prices: Mapping[str, float]) -> float:
     return sum(prices[piece] * each[piece] for piece in PIECES)
 
@@ -98,7 +121,7 @@ def levels(path: Datapath, a: Format, b: Format, lanes: int) -> dict[str, float]
     product: of log2 of the significands' bits. float: 1 where exponents are compared. exact: width
     once more where an exact sum becomes a float.
     """
-    x, y = number(a), number(b)
+    x, y = (number(path.inputs[0] if isinstance(f, CodebookFormat) else f) for f in (a, b))
     whole = isinstance(path.accumulator, IntFormat)
     bits = getattr(path.addition, "fraction_bits", None) or getattr(path.addition, "dot_bits", None)
     width = bits + 4 if bits else x.bits + y.bits + x.span + y.span

@@ -12,20 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lowprec.errors import LowprecError
-from lowprec.perf.datapath_cost import constants, gates, structural_cost
+from lowprec.perf.datapath_cost import constants, format_cost, gates
 from lowprec.perf.pieces import Count, array, float_add
 from lowprec.spec import (
-    Aligned,
     BlockFormat,
-    Datapath,
     FloatFormat,
     Format,
     IntFormat,
-    Scaling,
     load_datapath,
     load_format,
 )
-from lowprec.spec.default_datapath import default_datapath
 
 # um2 of a NAND2 at 45 nm (NanGate Open Cell Library, NAND2_X1); areas go with the node's square.
 UM2, NODE = 0.798, 45.0
@@ -169,40 +165,7 @@ def _in_silicon(found: float, row: Mapping[str, str]) -> Predicted | None:
 def per_lane(fmt: Format | BlockFormat, lanes: int, fraction_bits: int | None = None) -> float:
     """Gates per product of the unit that today's tensor cores would be for the format, with the
     window that they have or another one."""
-    if isinstance(fmt, BlockFormat) and fmt.inner:
-        path = _microexponents(fmt, lanes, fraction_bits or 25)
-    else:
-        path = default_datapath(fmt, fraction_bits, lanes)
-    return structural_cost(path).gates_per_lane
-
-
-def _microexponents(fmt: BlockFormat, lanes: int, fraction_bits: int) -> Datapath:
-    """The unit of a format with powers of two inside its blocks: elements of as many more
-    binades, summed exactly within a block."""
-    element, float32 = fmt.element, load_format("float32")
-    assert isinstance(element, FloatFormat)
-    assert isinstance(float32, FloatFormat)
-    scales = [s for level in fmt.inner if isinstance(s := level.scale, FloatFormat)]
-    more = sum(s.emax - s.emin for s in scales)
-    bits = (element.emax - element.emin + more + 2).bit_length()
-    wide = FloatFormat(
-        name=f"{fmt.name}_element",
-        kind="float",
-        bits=element.precision + bits,
-        precision=element.precision,
-        bias=1,
-    )
-    size = int(fmt.block[-1])
-    scaling = Scaling(formats=(fmt.scale,), block=size, position="inside", group=min(size, lanes))
-    return Datapath(
-        name=f"for_{fmt.name}",
-        inputs=(wide,),
-        accumulator=float32,
-        addition=Aligned(kind="aligned", fraction_bits=fraction_bits),
-        step=lanes,
-        rounding="toward-zero",
-        scaling=scaling,
-    )
+    return format_cost(fmt, lanes, fraction_bits).gates_per_lane
 
 
 def _area_times_memory(row: Mapping[str, str]) -> Predicted:

@@ -10,7 +10,7 @@ from lowprec.perf.accelerator import Machine
 from lowprec.perf.datapath import Datapath, Scaling
 from lowprec.perf.datapath_cost import StructuralCost, structural_cost
 from lowprec.perf.quantity import Quantity
-from lowprec.spec import CodebookFormat, FloatFormat, Format, IntFormat
+from lowprec.spec import BlockFormat, CodebookFormat, FloatFormat, Format, IntFormat
 from lowprec.spec import Datapath as Unit
 
 Scalar = FloatFormat | IntFormat | CodebookFormat
@@ -45,6 +45,7 @@ def swap(
     new: Unit,
     *,
     element: Format | None = None,
+    shared: BlockFormat | None = None,
     area: float = 1.0,
     power: float = 1.0,
     energy: float | None = None,
@@ -54,7 +55,8 @@ def swap(
     """`machine` with `new` in place of its datapath `name`, whose unit is `old`; beside it if
     `keep`.
 
-    element: what both operands of the new unit are, by default its first input. area: of the new
+    element: what both operands of the new unit are, by default its first input; shared: their
+    block format, if its elements share more than a scale. area: of the new
     units in areas of the old ones; power: likewise in what the old ones draw. energy: of a product
     of the new unit in those of the old one (`lowprec.rtl.energy` measures it), by default as their
     gates are. deeper: the new unit has as many more pipeline stages as it needs for the old clock,
@@ -66,7 +68,7 @@ def swap(
     known = {path.name: path for path in machine.datapaths}
     if name not in known:
         raise unknown("datapath", name, known, f"machine {machine.name!r}")
-    before, after = structural_cost(old), structural_cost(new, element, element)
+    before, after = structural_cost(old), _cost(new, element, shared)
     ratio = before.gates_per_lane / after.gates_per_lane
     lanes = area * ratio
     clock = 1.0 if deeper else min(1.0, before.delay / after.delay)
@@ -91,6 +93,11 @@ def swap(
     )
     spread = _spread(before, after)
     return Swap(changed, found, lanes, clock, held, rate / spread, rate * spread)
+
+
+def _cost(new: Unit, element: Format | None, shared: BlockFormat | None) -> StructuralCost:
+    scale = shared.scale if shared is not None and new.scaling else None
+    return structural_cost(new, element, element, scale=scale, shared=shared)
 
 
 def _rate(

@@ -11,7 +11,8 @@ except ImportError:
     raise LowprecError("lowprec.rtl needs amaranth: pip install 'lowprec[rtl]'") from None
 
 from lowprec.rtl.multi import Mode, MultiUnit, multi_unit
+from lowprec.rtl.part import Port
 from lowprec.rtl.simulate import simulate
-from lowprec.rtl.unit import Port, Unit, dot_unit
+from lowprec.rtl.unit import Unit, dot_unit, format_unit
 
-__all__ = ["Mode", "MultiUnit", "Port", "Unit", "dot_unit", "multi_unit", "simulate"]
+__all__ = ["Mode", "MultiUnit", "Port", "Unit", "dot_unit", "format_unit", "multi_unit", "simulate"]

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from amaranth.hdl import C, Cat, Elaboratable, Module, Mux, Signal, Value
+from amaranth.hdl import C, Cat, Module, Mux, Signal, Value
 
 from lowprec.errors import LowprecError
 from lowprec.exact.scale import ONTO_SCALE
 from lowprec.exact.values import code_of
-from lowprec.rtl.part import Library, Part, Ports
+from lowprec.rtl.part import Library, Part, Ports, Top
 from lowprec.rtl.project import check_projection, projected
 from lowprec.rtl.real import Real, named, quotient, rounded, unpacked
 from lowprec.rtl.scaler import ONE, SCALED, Scaler, check_scale, is_power_of_two, precision_of, row
+from lowprec.rtl.verilog import verilog
 from lowprec.spec import load_format
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.format import FloatFormat, Format, floor_log2
@@ -99,13 +100,11 @@ class Converter:
         return "to_" + re.sub(r"\W+", "_", self.quantizer.spell())
 
     def module(self, library: Library) -> Top:
-        return Top(self, library)
+        return ConverterTop(self, library)
 
     def verilog(self) -> str:
         """The converter as Verilog, one module per part; needs yosys."""
-        from lowprec.rtl.verilog import verilog
-
-        return verilog(self)  # type: ignore[arg-type]
+        return verilog(self)
 
     @property
     def scaler(self) -> Scaler | None:
@@ -154,7 +153,7 @@ class Converter:
         return {"codes": Cat(*codes)} | scales
 
 
-class Top(Elaboratable):
+class ConverterTop(Top):
     """The converter's own module."""
 
     def __init__(self, converter: Converter, library: Library) -> None:

@@ -11,20 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from amaranth.hdl import C, Cat, Elaboratable, Module, Mux, Signal, Value
+from amaranth.hdl import C, Cat, Module, Mux, Signal, Value
 
 from lowprec.errors import LowprecError
 from lowprec.rtl.align import parts_of
 from lowprec.rtl.board import Board, Rounding
 from lowprec.rtl.multiply import AlignExponent, MultiplySpecial
 from lowprec.rtl.numbers import Fields, Number
-from lowprec.rtl.part import Library
+from lowprec.rtl.part import Library, Port, Top
 from lowprec.rtl.rounded import code_number, convert
 from lowprec.rtl.shared import MultiplyShared, UnpackMode, common
 from lowprec.rtl.steps import Term, align_terms
-from lowprec.rtl.unit import Port
 from lowprec.rtl.unpack import unpack
 from lowprec.rtl.validity import check
+from lowprec.rtl.verilog import verilog
 from lowprec.spec.datapath import Aligned, Datapath
 from lowprec.spec.format import FloatFormat
 
@@ -111,12 +111,10 @@ class MultiUnit:
 
     def verilog(self) -> str:
         """The unit as Verilog, one module per part; needs yosys."""
-        from lowprec.rtl.verilog import verilog
-
         return verilog(self)
 
 
-class MultiTop(Elaboratable):
+class MultiTop(Top):
     """The unit's own module."""
 
     def __init__(self, unit: MultiUnit, library: Library) -> None:

@@ -81,7 +81,7 @@ class AlignExponent(Part):
 
     @property
     def name(self) -> str:
-        return f"align_exponent_{self.x}_{self.y}"
+        return f"align_exponent_{self.x}_{self.y}_to_{self.bits}"
 
     @property
     def about(self) -> str:

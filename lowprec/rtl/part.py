@@ -10,10 +10,38 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Protocol
 
 from amaranth.hdl import Elaboratable, Instance, Module, Shape, Signal, Value
 
 Ports = Mapping[str, int | Shape]
+
+
+@dataclass(frozen=True)
+class Port:
+    """direction: "in" or "out". bits: of all lanes, the first of which is lowest. about: what."""
+
+    direction: str
+    bits: int
+    about: str
+
+
+class Top(Elaboratable):
+    """The module of a whole design, with its ports by name."""
+
+    signals: dict[str, Signal]
+
+
+class Design(Protocol):
+    """A unit or a converter: what becomes Verilog. about: for readers of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def about(self) -> str: ...
+
+    def module(self, library: Library) -> Top: ...
 
 
 @dataclass(frozen=True)

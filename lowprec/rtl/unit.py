@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import gcd
 from types import SimpleNamespace
 
-from amaranth.hdl import C, Elaboratable, Module, Signal, Value
+from amaranth.hdl import C, Module, Signal, Value
 
 from lowprec.errors import LowprecError
 from lowprec.rtl.align import parts_of
+from lowprec.rtl.block import Elements, block_scale, shared_ports
 from lowprec.rtl.board import Board, Rounding
 from lowprec.rtl.multiply import MultiplySigned
 from lowprec.rtl.numbers import Number
-from lowprec.rtl.part import Library, Part
+from lowprec.rtl.part import Library, Part, Port, Top
 from lowprec.rtl.rounded import code_number, convert, promote, tree
 from lowprec.rtl.steps import Exact, Lanes, aligned, exact_float, exact_integer, exact_values
 from lowprec.rtl.two_stage import two_stage
 from lowprec.rtl.unpack import Unpack, carrier, unpack
 from lowprec.rtl.validity import check
+from lowprec.rtl.verilog import verilog
+from lowprec.spec.block import BlockFormat
 from lowprec.spec.catalogue import load_format
 from lowprec.spec.datapath import Aligned, Datapath, Tree, TwoStage, load_datapath
+from lowprec.spec.default_datapath import default_datapath, goes_beyond_scales
 from lowprec.spec.format import FloatFormat, Format, IntFormat
 
 LANES = 8
-
-
-@dataclass(frozen=True)
-class Port:
-    """direction: "in" or "out". bits: of all lanes, the first of which is lowest. about: what."""
-
-    direction: str
-    bits: int
-    about: str
 
 
 @dataclass(frozen=True)
@@ -42,7 +37,8 @@ class Unit:
     """One step of `datapath` for codes of the formats `a` and `b`: d = c + sum a_k b_k.
 
     lanes: products of a pass. stages: pipeline registers from inputs to outputs; results come that
-    many cycles later. scale: the format of the block scales, or None.
+    many cycles later. scale: the format of the block scales, or None. shared: the block format of
+    both operands, if its elements share more than a scale: `a` and `b` are then its elements.
     """
 
     datapath: Datapath
@@ -51,11 +47,15 @@ class Unit:
     lanes: int
     stages: int = 0
     scale: Format | None = None
+    shared: BlockFormat | None = None
     carriers: tuple[Format, Format] = field(init=False)
 
     def __post_init__(self) -> None:
         inputs = self.datapath.inputs
-        of = carrier(self.a, inputs, "a"), carrier(self.b, inputs, "b")
+        if self.shared is None:
+            of = carrier(self.a, inputs, "a"), carrier(self.b, inputs, "b")
+        else:
+            of = inputs[0], inputs[0]
         object.__setattr__(self, "carriers", of)
         check(self.datapath, of)
 
@@ -100,6 +100,9 @@ class Unit:
             what = f"{self.scales} codes of {self.scale.name}, one per {self.run} lanes"
             bits = self.scales * self.scale.bits
             ports |= {f"{x}_scale": Port("in", bits, f"scales of {x}: {what}") for x in "ab"}
+        if self.shared is not None:
+            for name, port in shared_ports(self.shared, n, self.run).items():
+                ports |= {f"{x}_{name}": Port("in", port.bits, port.about) for x in "ab"}
         ports["d"] = Port("out", acc.bits, f"accumulator after the step, {acc.name}")
         if path.promotion is not None:
             ports["total"] = Port("in", out.bits, f"promoted sum, {out.name}")
@@ -117,16 +120,14 @@ class Unit:
         return "\n".join(lines)
 
     def module(self, library: Library) -> Top:
-        return Top(self, library)
+        return UnitTop(self, library)
 
     def verilog(self) -> str:
         """The unit as Verilog, one module per part; needs yosys."""
-        from lowprec.rtl.verilog import verilog
-
         return verilog(self)
 
 
-class Top(Elaboratable):
+class UnitTop(Top):
     """The unit's own module."""
 
     def __init__(self, unit: Unit, library: Library) -> None:
@@ -161,12 +162,26 @@ class Top(Elaboratable):
 def _scales(unit: Unit, board: Board, given: Mapping[str, Value]) -> list[Number]:
     """All scales of a, then all of b."""
     assert unit.scale is not None
-    part = unpack(unit.scale, unit.scale, True)
     return [
-        board.unpack(part, code, f"{x}{k}_scale")
+        _scale(unit, board, code, _shared(given, x), f"{x}{k}_scale")
         for x in "ab"
         for k, code in enumerate(parts_of(given[f"{x}_scale"], unit.scales))
     ]
+
+
+def _scale(
+    unit: Unit, board: Board, code: Value, shared: Mapping[str, Value], label: str
+) -> Number:
+    scaling, scale = unit.datapath.scaling, unit.scale
+    assert scale is not None
+    if unit.shared is None or scaling is None:
+        return board.unpack(unpack(scale, scale, True), code, label)
+    return block_scale(board, unit.shared, scaling.formats[0], code, shared, label)
+
+
+def _shared(given: Mapping[str, Value], which: str) -> dict[str, Value]:
+    """The ports of an operand, by their names without its own."""
+    return {n.removeprefix(f"{which}_"): v for n, v in given.items() if n.startswith(f"{which}_")}
 
 
 class Step:
@@ -217,26 +232,39 @@ class Step:
         return unpack(fmt, of, unit.exact)
 
     def _unpacked(self, which: str) -> list[Number]:
-        part = self._part(which)
         codes = parts_of(self.given[which], self.unit.lanes)
+        if (elements := self._elements()) is not None:
+            return elements.numbers(self.board, codes, _shared(self.given, which), which)
+        part = self._part(which)
         return [self.board.unpack(part, code, f"{which}{k}") for k, code in enumerate(codes)]
 
+    def _elements(self) -> Elements | None:
+        """How elements are read that share more than a scale."""
+        unit = self.unit
+        if unit.shared is None:
+            return None
+        exact = unit.exact or bool(unit.shared.inner)
+        return Elements(unit.shared, unit.carriers[0], unit.run, exact)
+
     def _integers(self) -> Exact:
-        a, b = self.unit.a, self.unit.b
+        a, b = self.unit.carriers if self.unit.shared else (self.unit.a, self.unit.b)
         assert isinstance(a, IntFormat)
         assert isinstance(b, IntFormat)
         part: Part = MultiplySigned(a.bits, b.bits, a.signed, b.signed)
-        codes = zip(
-            parts_of(self.given["a"], self.unit.lanes),
-            parts_of(self.given["b"], self.unit.lanes),
-            strict=True,
-        )
+        codes = zip(self._codes("a"), self._codes("b"), strict=True)
         products = [
             self.board.place(part, f"lane{k}_multiply", x=x, y=y).product
             for k, (x, y) in enumerate(codes)
         ]
         none = SimpleNamespace(nan=C(0, 1), inf=C(0, 1), inf_sign=C(0, 1))
         return Exact(self.board.cut(products), a.exponent + b.exponent, none)
+
+    def _codes(self, which: str) -> list[Value]:
+        codes = parts_of(self.given[which], self.unit.lanes)
+        elements = self._elements()
+        if elements is None:
+            return codes
+        return elements.codes(self.board, codes, _shared(self.given, which), which)
 
     def _lanes(self) -> Lanes:
         board, unit = self.board, self.unit
@@ -284,6 +312,23 @@ def dot_unit(
         names = " or ".join(f.name for f in scales) or "no scales"
         raise LowprecError(f"scale: datapath {path.name!r} takes {names}")
     return Unit(path, pair[0], pair[1], lanes, stages, chosen)
+
+
+def format_unit(fmt: Format | BlockFormat | str, lanes: int | None = None, stages: int = 0) -> Unit:
+    """The unit that today's tensor cores would be for a format, with itself for both operands.
+
+    See `lowprec.spec.default_datapath`, of whose step lanes are a part, by default all. Of a block
+    format with more than scales the unit takes what its elements share at ports of their own.
+    """
+    found = load_format(fmt) if isinstance(fmt, str) else fmt
+    path = default_datapath(found)
+    if isinstance(found, Format):
+        return dot_unit(path, found, found, lanes, stages)
+    if not goes_beyond_scales(found):
+        return dot_unit(path, found.element, found.element, lanes, stages)
+    plain = dot_unit(path, None, None, lanes, stages)
+    scale = found.scale if path.scaling else None
+    return replace(plain, a=found.element, b=found.element, scale=scale, shared=found)
 
 
 def _format(given: Format | str | None, default: Format) -> Format:

@@ -181,7 +181,15 @@ def unpack(fmt: Format, of: Format, exact: bool) -> Unpack:
     if isinstance(fmt, IntFormat) and (fmt == of or exact):
         bits = fmt.bits
         return UnpackInt(fmt, Fields(bits, 0, fmt.exponent, 0, fmt.signed))
+    if isinstance(fmt, IntFormat) and isinstance(of, FloatFormat) and _in_one_binade(fmt, of):
+        return UnpackInt(fmt, Fields(fmt.bits, of.precision - 1, of.emin, 0, fmt.signed))
     return UnpackTable(fmt, _table_fields(fmt, of), of)
+
+
+def _in_one_binade(fmt: IntFormat, of: FloatFormat) -> bool:
+    """Whether the integers are the values of one exponent: the float is in fixed point there."""
+    largest = max(fmt.max_exact, -fmt.min_exact)
+    return of.emin - of.precision + 1 == fmt.exponent and largest < pow2(of.emin + 1)
 
 
 def float_fields(fmt: FloatFormat) -> Fields:

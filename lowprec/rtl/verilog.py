@@ -8,25 +8,19 @@ from collections.abc import Callable
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from amaranth.back import rtlil
+from amaranth.hdl import Elaboratable, Signal
 
 from lowprec.rtl import yosys
-from lowprec.rtl.part import Built, Library, Part
+from lowprec.rtl.part import Built, Design, Library, Part
 from lowprec.spec.load import cache_dir
-
-if TYPE_CHECKING:
-    from amaranth.hdl import Elaboratable, Signal
-
-    from lowprec.rtl.multi import MultiUnit
-    from lowprec.rtl.unit import Unit
 
 _WRITE = "read_ilang unit.il\nproc -norom\nopt_expr\nopt_clean\nwrite_verilog -noattr unit.v\n"
 
 
-def verilog(unit: Unit | MultiUnit, change: Callable[[Part], Part] = lambda part: part) -> str:
-    """The unit's module, then those of its parts. change: as `Library.change`."""
+def verilog(unit: Design, change: Callable[[Part], Part] = lambda part: part) -> str:
+    """The design's module, then those of its parts. change: as `Library.change`."""
     library = Library(change=change)
     top = unit.module(library)
     texts = [(_rtlil(top, unit.name, list(top.signals.values())), unit.about)]

@@ -22,7 +22,7 @@ NARROW = 8
 # What codebooks are looked up as: the first of these that holds their values.
 CARRIERS = (
     "float4_e2m1fn", "float6_e2m3fn", "float8_e4m3fn", "float8_e5m2", "bfloat16", "float16",
-    "float32",
+    "float32", "float64",
 )  # fmt: skip
 
 
@@ -35,13 +35,19 @@ def default_datapath(
 
     Products of floats are aligned and cut toward zero at `fraction_bits` [25]; plain integers are
     summed exactly in int32. Scales that change along K are applied inside, to exact sums of groups
-    where products are narrow [35 fraction bits], those of more than 8 significant bits outside.
-    Codebooks are looked up as floats, and so are integers that have scales. LowprecError for inner
-    scales, zero points, offsets and outliers, and for scales that are no floats.
+    where products are narrow or have inner scales [35 fraction bits], those of more than 8
+    significant bits outside. Codebooks are looked up as floats, and integers that have scales are
+    floats of one exponent. A scale of two levels along K is their exact product. Inputs are what
+    the elements become: times their inner scales, less their zero point, in a format that holds
+    outliers, too; an offset is a block of ones scaled by minus the offset. LowprecError for what
+    no float holds.
     """
     element = fmt.element if isinstance(fmt, BlockFormat) else fmt
     name = f"for_{fmt.name.lower()}".replace(".", "_").replace("-", "_")
-    scaling = _scaling(fmt, element, lanes) if isinstance(fmt, BlockFormat) else None
+    scaling = None
+    if isinstance(fmt, BlockFormat):
+        element = _operand(fmt)
+        scaling = _scaling(fmt, element, lanes)
     if isinstance(element, IntFormat) and scaling is None:
         return Datapath(
             name=name,
@@ -69,12 +75,74 @@ def default_datapath(
     )
 
 
-def _carrier(element: Format) -> FloatFormat:
-    """The float that holds the element's values."""
-    match element:
-        case FloatFormat():
+def _operand(fmt: BlockFormat) -> Format:
+    """A format of what a block's elements are before its scale."""
+    if fmt.zero_point is not None:
+        return less_zero(fmt.element)
+    if fmt.outlier is not None:
+        return _carrier(fmt.element, fmt.outlier.element)
+    return _with_inner(fmt) if fmt.inner else fmt.element
+
+
+def less_zero(element: Format) -> IntFormat:
+    """Of an integer less an integer of no more bits."""
+    return IntFormat(name=f"{element.name}_less_zero", kind="int", bits=element.bits + 1)
+
+
+def _with_inner(fmt: BlockFormat) -> FloatFormat:
+    """The elements' precision over the binades of both, which holds subnormals at every one."""
+    element = _carrier(fmt.element)
+    scales = [s for level in fmt.inner if isinstance(s := level.scale, FloatFormat)]
+    low = element.emin + sum(floor_log2(s.min_positive_exact) for s in scales)
+    binades = element.emax + sum(s.emax for s in scales) - low + 1
+    precision = element.precision
+    return FloatFormat(
+        name=f"{fmt.element.name}_with_inner",
+        kind="float",
+        bits=element.signed + binades.bit_length() + precision - 1,
+        precision=precision,
+        bias=1 - low,
+        signed=element.signed,
+        nan="ieee" if element.has_nan or any(s.has_nan for s in scales) else "none",
+        infinity=element.infinity,
+    )
+
+
+def scale_format(fmt: BlockFormat) -> FloatFormat:
+    """What the scale along K is in the unit: itself, an integer as a float, or, of two levels, the
+    exact product in float32."""
+    scale = _carrier(fmt.scale)
+    if not has_two_levels(fmt) or fmt.outer is None:
+        return scale
+    outer, float32 = _carrier(fmt.outer.scale), load_format("float32")
+    assert isinstance(float32, FloatFormat)
+    exact = scale.precision + outer.precision <= float32.precision
+    within = (
+        scale.max_exact * outer.max_exact <= float32.max_exact
+        and scale.min_positive_exact * outer.min_positive_exact >= pow2(float32.emin)
+    )
+    if not (exact and within):
+        raise LowprecError(f"{fmt.name}: no datapath: float32 does not hold its scales' products")
+    return float32
+
+
+def goes_beyond_scales(fmt: BlockFormat) -> bool:
+    """Whether a unit for it reads more than elements and one float scale of each block."""
+    scale = None if isinstance(fmt.block, str) else scale_format(fmt)
+    return not fmt.is_only_scaled or scale not in (None, fmt.scale)
+
+
+def has_two_levels(fmt: BlockFormat) -> bool:
+    """Whether the outer scale changes along K, too."""
+    return fmt.outer is not None and not isinstance(fmt.outer.block, str)
+
+
+def _carrier(*elements: Format) -> FloatFormat:
+    """The float that holds the values of these: of one, itself if it is a float."""
+    match elements:
+        case (FloatFormat() as element,):
             return element
-        case IntFormat():
+        case (IntFormat() as element,):
             # Subnormals and one binade more: fixed point with a sign.
             return FloatFormat(
                 name=f"{element.name}_magnitude",
@@ -83,46 +151,57 @@ def _carrier(element: Format) -> FloatFormat:
                 precision=element.bits,
                 bias=2 - element.bits - element.exponent,
             )
-        case CodebookFormat():
-            floats = [load_format(name) for name in CARRIERS]
-            for fmt in floats:
-                if isinstance(fmt, FloatFormat) and _holds(fmt, element):
-                    return fmt
-            raise LowprecError(f"{element.name}: no datapath: not even float32 holds its values")
-    raise TypeError(f"no scalar format: {element!r}")
+    names = " and ".join(fmt.name for fmt in elements)
+    for name in CARRIERS:
+        fmt = load_format(name)
+        if isinstance(fmt, FloatFormat) and all(_holds(fmt, element) for element in elements):
+            return fmt
+    raise LowprecError(f"{names}: no datapath: not even float64 holds the values")
 
 
-def _holds(fmt: FloatFormat, element: CodebookFormat) -> bool:
+def _holds(fmt: FloatFormat, element: Format) -> bool:
     """Whether every finite value is one of `fmt`'s."""
-    for x in {abs(Fraction(v)) for v in element.values if isfinite(v) and v}:
-        unit = pow2(max(floor_log2(x), fmt.emin) - (fmt.precision - 1))
-        if x > fmt.max_exact or (x / unit).denominator != 1:
-            return False
-    return True
+    if isinstance(element, CodebookFormat):
+        return all(_has(fmt, abs(Fraction(v))) for v in element.values if isfinite(v) and v)
+    ends = [element.max_exact, element.min_positive_exact]
+    # Of a float each value is as long as its precision, and a multiple of the least one.
+    precision = element.precision if isinstance(element, FloatFormat) else element.bits
+    quantum = pow2(fmt.emin - fmt.precision + 1)
+    last = element.min_positive_exact / quantum
+    return precision <= fmt.precision and ends[0] <= fmt.max_exact and last.denominator == 1
 
 
-def _scaling(fmt: BlockFormat, element: Format, lanes: int) -> Scaling | None:
-    if not fmt.is_only_scaled:
+def _has(fmt: FloatFormat, x: Fraction) -> bool:
+    unit = pow2(max(floor_log2(x), fmt.emin) - (fmt.precision - 1))
+    return x <= fmt.max_exact and (x / unit).denominator == 1
+
+
+def _scaling(fmt: BlockFormat, operand: Format, lanes: int) -> Scaling | None:
+    if fmt.offset is not None and fmt.offset != fmt.scale:
         raise LowprecError(
-            f"{fmt.name}: no datapath for inner scales, zero points, offsets and outliers"
+            f"{fmt.name}: no datapath for an offset of the format {fmt.offset.name}; expected the "
+            f"scale's, {fmt.scale.name}"
         )
     if isinstance(fmt.block, str):
+        if fmt.offset is not None:
+            raise LowprecError(f"{fmt.name}: no datapath for offsets that do not change along K")
         return None
-    if not isinstance(fmt.scale, FloatFormat):
-        raise LowprecError(f"{fmt.name}: no datapath for the scale {fmt.scale.name}, no float")
-    size = fmt.block[-1]
-    if fmt.scale.precision > NARROW and size % lanes == 0:
-        return Scaling(formats=(fmt.scale,), block=size, position="outside")
-    narrow = _width(element) <= GROUP_BITS and size % min(size, lanes) == 0
-    group = min(size, lanes) if narrow else None
-    return Scaling(formats=(fmt.scale,), block=size, position="inside", group=group)
+    size, scale = fmt.block[-1], scale_format(fmt)
+    whole = size % min(size, lanes) == 0
+    if fmt.inner and not whole:
+        raise LowprecError(f"{fmt.name}: no datapath of {lanes} lanes: blocks have {size} elements")
+    if scale.precision > NARROW and size % lanes == 0 and not fmt.inner:
+        return Scaling(formats=(scale,), block=size, position="outside")
+    narrow = bool(fmt.inner) or _width(operand) <= GROUP_BITS
+    group = min(size, lanes) if narrow and whole else None
+    return Scaling(formats=(scale,), block=size, position="inside", group=group)
 
 
-def _width(element: Format) -> int:
+def _width(operand: Format) -> int:
     """Bits of a product in fixed point."""
-    match element:
+    match operand:
         case FloatFormat():
-            return 2 * (element.precision + element.emax - element.emin)
+            return 2 * (operand.precision + operand.emax - operand.emin)
         case IntFormat():
-            return 2 * element.bits
+            return 2 * operand.bits
     return GROUP_BITS + 1

@@ -10,12 +10,11 @@ import pytest
 
 from lowprec.errors import LowprecError
 from lowprec.perf import machine
-from lowprec.perf.datapath_cost import constants, gates, structural_cost
+from lowprec.perf.datapath_cost import constants, format_cost, gates, structural_cost
 from lowprec.perf.pieces import PIECES
 from lowprec.perf.published import predict
 from lowprec.perf.silicon import swap
 from lowprec.spec import list_datapaths, load_datapath, load_format
-from lowprec.spec.default_datapath import default_datapath
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 POINTS = BENCHMARKS / "datapath_costs.csv"
@@ -54,13 +53,19 @@ def test_every_price_is_positive_or_nothing() -> None:
     assert gates(dict.fromkeys(PIECES, 1.0), constants().gates) > 10
 
 
-def test_codebooks_cost_what_they_are_looked_up_as() -> None:
-    ternary = structural_cost(default_datapath(load_format("ternary")))
-    assert ternary.gates == structural_cost(default_datapath(load_format("float4_e2m1fn"))).gates
-    with pytest.raises(LowprecError, match="not even float32"):
-        default_datapath(load_format("lns8"))
-    with pytest.raises(LowprecError, match="inner scales"):
-        default_datapath(load_format("mx9"))
+def test_codebooks_cost_what_they_are_looked_up_as_and_a_table() -> None:
+    ternary, e2m1 = (format_cost(load_format(n)) for n in ("ternary", "float4_e2m1fn"))
+    assert 0.9 * e2m1.gates < ternary.gates < e2m1.gates
+    assert format_cost(load_format("lns8")).gates > 20 * e2m1.gates
+
+
+def test_what_blocks_share_costs_something() -> None:
+    of = {n: format_cost(load_format(n)) for n in ("mx9", "msfp16", "mxfp4", "mxfp4_plus")}
+    assert of["mx9"].components["align"] > of["msfp16"].components["align"]
+    assert of["mxfp4_plus"].components["unpack"] > of["mxfp4"].components["unpack"]
+    for zero, none in (("int8_zp_channel", "int8_channel"), ("gguf_q4_k", "gguf_q4_0")):
+        wide, narrow = format_cost(load_format(zero)), format_cost(load_format(none))
+        assert narrow.gates < wide.gates < 2 * narrow.gates
 
 
 def test_lanes_beyond_the_step_are_refused() -> None:

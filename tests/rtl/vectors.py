@@ -115,6 +115,8 @@ def _some(unit: Unit, kind: str, n: int, g: np.random.Generator) -> dict[str, Co
         for x in "ab":
             codes = _drawn(unit.scale, kind, (n, blocks), spread / 2, g)
             found[f"{x}_scale"] = np.repeat(codes, same, 1)[:, : unit.scales]
+    for x in "ab":
+        found |= {f"{x}_{name}": codes for name, codes in _drawn_shared(unit, n, g).items()}
     if kind == "cancel":
         _cancel(unit, found, g)
     if kind == "tiny" and isinstance(path.accumulator, FloatFormat):
@@ -123,6 +125,59 @@ def _some(unit: Unit, kind: str, n: int, g: np.random.Generator) -> dict[str, Co
             found[x] = _near(fmt, shape, spread, g, low / 2)
         found["c"] = np.where(g.random(n) < 0.5, 0, _near(path.accumulator, (n,), 4, g, low))
     return found
+
+
+def _drawn_shared(unit: Unit, n: int, g: np.random.Generator) -> dict[str, Codes]:
+    """Of one operand, what its elements share beside a scale."""
+    fmt, found = unit.shared, {}
+    if fmt is None:
+        return found
+    runs = -(-unit.lanes // unit.run)
+    for at, level in enumerate(fmt.inner):
+        count = max(1, unit.lanes // int(level.block[0]))
+        found[f"inner{at}"] = _any(level.scale, (n, count), g)
+    if fmt.zero_point is not None:
+        found["zero_point"] = _any(fmt.zero_point, (n, runs), g)
+    if fmt.outlier is not None:
+        found["outlier"] = g.integers(0, unit.run + 1, (n, runs), dtype=np.uint64)
+    if fmt.offset is not None:
+        found["ones"] = g.integers(0, 2, n, dtype=np.uint64)
+    if "a_outer" in unit.ports and fmt.outer is not None:
+        found["outer"] = _drawn(fmt.outer.scale, "near", (n,), 3, g)
+    return found
+
+
+def operand(unit: Unit, given: dict[str, Codes], which: str) -> NDArray[np.float64]:
+    """The values that the lanes of an operand have before its scale."""
+    element, fmt = unit.a if which == "a" else unit.b, unit.shared
+    x = decode(given[which], element)
+    if fmt is None:
+        return x
+    lanes = np.arange(unit.lanes)
+    if fmt.offset is not None:
+        x = np.where(given[f"{which}_ones"][:, None] == 1, 1.0, x)
+    if fmt.zero_point is not None:
+        zeros = decode(given[f"{which}_zero_point"], fmt.zero_point)
+        x = x - zeros[:, lanes // unit.run]
+    if fmt.outlier is not None:
+        here = given[f"{which}_outlier"][:, lanes // unit.run] == (lanes % unit.run)
+        x = np.where(here, decode(given[which], fmt.outlier.element), x)
+    for at, level in enumerate(fmt.inner):
+        scales = decode(given[f"{which}_inner{at}"], level.scale)
+        x = x * scales[:, lanes // int(level.block[0])]
+    return x
+
+
+def scale_of(unit: Unit, given: dict[str, Codes], which: str) -> NDArray[np.float64]:
+    """The scales of an operand's runs."""
+    assert unit.scale is not None
+    s = decode(given[f"{which}_scale"], unit.scale)
+    fmt = unit.shared
+    if fmt is not None and fmt.outer is not None and f"{which}_outer" in given:
+        s = s * decode(given[f"{which}_outer"], fmt.outer.scale)[:, None]
+    if fmt is not None and fmt.offset is not None:
+        s = np.where(given[f"{which}_ones"][:, None] == 1, -s, s)
+    return s
 
 
 def _drawn(
@@ -140,10 +195,10 @@ def _cancel(unit: Unit, found: dict[str, Codes], g: np.random.Generator) -> None
     """Half of the cases get a c near minus the sum of the products, half a lane near minus
     another one."""
     with np.errstate(all="ignore"):
-        total = (decode(found["a"], unit.a) * decode(found["b"], unit.b)).sum(1)
+        total = (operand(unit, found, "a") * operand(unit, found, "b")).sum(1)
         if unit.scale is not None and len(found["a_scale"].shape) > 1:
             for x in "ab":
-                total = total * decode(found[f"{x}_scale"], unit.scale)[:, 0]
+                total = total * scale_of(unit, found, x)[:, 0]
         c = encode(-np.nan_to_num(total, posinf=1, neginf=-1), unit.datapath.accumulator)
     nudge = g.integers(0, 3, len(c)).astype(np.uint64)
     found["c"] = np.where(np.arange(len(c)) % 2 == 0, c ^ nudge, found["c"])
@@ -167,12 +222,12 @@ def _scales(unit: Unit, given: dict[str, Codes]) -> tuple[NDArray[np.float64], .
     if path.scaling is None or unit.scale is None:
         return None
     same = max(1, path.scaling.block // unit.run)
-    return tuple(decode(given[f"{x}_scale"][:, ::same], unit.scale) for x in "ab")
+    return tuple(scale_of(unit, given, x)[:, ::same] for x in "ab")
 
 
 def kernel_answers(unit: Unit, given: dict[str, Codes]) -> NDArray[np.float64]:
     """What `lowprec.kernels.dot` says that the accumulator is after the step."""
-    a, b = decode(given["a"], unit.a), decode(given["b"], unit.b)
+    a, b = operand(unit, given, "a"), operand(unit, given, "b")
     c, scales = decode(given["c"], unit.datapath.accumulator), _scales(unit, given)
     tensors = [torch.from_numpy(np.ascontiguousarray(x)) for x in (a, b, c, *(scales or ()))]
     d = dot(
@@ -206,9 +261,15 @@ def _kept(x: Value, fmt: Format) -> Value:
 def oracle_mismatches(unit: Unit, given: dict[str, Codes], found: Codes) -> list[int]:
     """Cases in which `lowprec.exact.dot` says otherwise."""
     path, wrong = step_of(unit), []
-    scales = _scales(unit, given)
+    scales, values = _scales(unit, given), None
+    if unit.shared is not None:
+        values = operand(unit, given, "a"), operand(unit, given, "b")
     for k in range(len(found)):
-        a, b = ([value(int(c), f) for c in given[x][k]] for x, f in (("a", unit.a), ("b", unit.b)))
+        if values is None:
+            pair = ("a", unit.a), ("b", unit.b)
+            a, b = ([value(int(c), f) for c in given[x][k]] for x, f in pair)
+        else:
+            a, b = ([exact(x) for x in rows[k].tolist()] for rows in values)
         c = value(int(given["c"][k]), path.accumulator)
         factors = None if scales is None else (scales[0][k].tolist(), scales[1][k].tolist())
         want = exact_dot(a, b, c, path, unit.carriers, factors)
