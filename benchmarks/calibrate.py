@@ -6,15 +6,17 @@ python benchmarks/calibrate.py     # some minutes; rewrites lowprec/perf/calibra
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lowprec.perf.kernel.constants import FOLDER, NAMES
 from lowprec.perf.kernel.intervals import REGIMES, regime
+from lowprec.perf.kernel.plan import spell
 from lowprec.perf.validation.files import read_points
-from lowprec.perf.validation.fit import explain, fit_group, grouped, samples
+from lowprec.perf.validation.fit import Sample, explain, fit_group, grouped, samples
 from lowprec.perf.validation.leave_out import Fitted, Groups, Left, residuals
 
 POINTS = Path(__file__).parent / "validation" / "gemm.csv"
@@ -27,8 +29,8 @@ LEVELS: Mapping[str, tuple[Left, ...]] = {
 HEAD = """# Written by benchmarks/calibrate.py from benchmarks/validation/gemm.csv: {points} matmuls
 # (ai-dynamo/aiconfigurator@095f58a, Apache-2.0; ROCm/aiter@e404860, MIT). What they mean:
 # lowprec/perf/kernel/constants.py. [base] in SI units; [vendor], [library], [path], [family],
-# [machine]: natural logarithms of factors; [group]: a machine's own constants for a path, with its
-# points.
+# [machine]: natural logarithms of factors; [group]: a machine's own constants for a path, with the
+# number of its points and their formats.
 """
 
 
@@ -49,8 +51,8 @@ def main() -> None:
                 lines += [f'[{level}."{key}"]', *_values(factors), ""]
     for (machine, path), constants in fitted.items():
         values = {name: getattr(constants, name) for name in NAMES}
-        points = len(groups[machine, path])
-        lines += [f'[group."{machine}"."{path}"]', f"points = {points}", *_values(values), ""]
+        lines += [f'[group."{machine}"."{path}"]', *_points(groups[machine, path])]
+        lines += [*_values(values), ""]
     (FOLDER / "gemm.toml").write_text("\n".join(lines))
 
     write_intervals(groups, fitted)
@@ -72,6 +74,11 @@ def write_intervals(groups: Groups, fitted: Fitted) -> None:
         errors = [abs(1 / r.ratio - 1) for r in found]
         print(level, f"median {np.median(errors):.1%}, p90 {np.quantile(errors, 0.9):.1%}")
     replace_section(FOLDER / "intervals.toml", "[gemm]", intervals)
+
+
+def _points(data: Sequence[Sample]) -> list[str]:
+    formats = sorted({spell(s.plan.x, s.plan.w) for s in data})
+    return [f"points = {len(data)}", f"formats = {json.dumps(formats)}"]
 
 
 def _values(values: Mapping[str, Any]) -> list[str]:

@@ -139,7 +139,7 @@ def test_check_fails_a_wrong_answer(run: Runner, monkeypatch: pytest.MonkeyPatch
 
 def test_perf_prices_a_recorded_workload(run: Runner, workload: Path) -> None:
     arguments = ("perf", workload, "--recipe", "mxfp4/floor", "--machine", "b200")
-    done = run(*arguments, "--machine", "h100_sxm", "--terms")
+    done = run(*arguments, "--machine", "h100_sxm", "--terms", "--level", "bound")
     assert done.code == 0
     assert "b200" in done.out
     assert "layers.0.up" in done.out
@@ -268,6 +268,14 @@ PERF = {
         "--batch: ",
     ),
     "phase": (["--recipe", "mxfp4/floor", "--machine", "b200", "--phase", "x"], "--phase: "),
+    "terms": (
+        ["--recipe", "mxfp4/floor", "--machine", "b200", "--elasticities", "--terms"],
+        "--terms: expected without --sweep",
+    ),
+    "system": (
+        ["--recipe", "mxfp4/floor", "--machine", "b200", "--system", "dgx_h100"],
+        "system 'dgx_h100': its chips are h100_sxm, not b200",
+    ),
 }
 
 

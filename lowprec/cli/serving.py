@@ -31,7 +31,7 @@ def serve(
         float | None, typer.Option(min=0, help="Requests per second, in place of users.")
     ] = None,
     input: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 1024,
-    output: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 1024,
+    output: Annotated[int, typer.Option(min=2, help="Tokens of an answer.")] = 1024,
     spread: Annotated[float, typer.Option(help="Lengths go down to 1 - spread of those.")] = 0.2,
     parallel: Annotated[str | None, typer.Option(help="Layout over chips, such as tp=8.")] = None,
     prefill: Annotated[

@@ -68,7 +68,7 @@ def perf(
     ] = None,
     level: Annotated[
         str, typer.Option(help="bound: the datasheet's roofline; kernel: what kernels make of it.")
-    ] = "bound",
+    ] = "kernel",
     parallel: Annotated[
         str | None,
         typer.Option(help="Layout over chips, such as tp=8,ep=8; see docs/throughput.md."),
@@ -95,6 +95,8 @@ def perf(
     from lowprec.report.text import print_json, show_rows
     from lowprec.spec import load_recipe
 
+    if terms and (sweep or elasticities or against):
+        raise LowprecError("--terms: expected without --sweep, --against and --elasticities")
     loaded, chosen = load_recipe(recipe, "--recipe"), [load_machine(name) for name in machine]
     workloads = workloads_at(model, batch, phase, tokens, context)
     if sweep or elasticities or against:

@@ -20,7 +20,7 @@ from lowprec.perf.parallel import Parallel
 from lowprec.perf.price import Level, price
 from lowprec.perf.roofline import RESOURCES, Chips, Cost, Resource, Seconds, cost
 from lowprec.perf.sharding import Exchange, Share, share
-from lowprec.perf.system import System, load_system
+from lowprec.perf.system import System, list_systems, load_system
 from lowprec.perf.validation.point import Calibration
 from lowprec.spec import Format, Recipe, Spec, Workload, load_format, load_recipe
 
@@ -93,7 +93,7 @@ def estimate(
     recipe: Recipe | Mapping[str, Any] | str | Path,
     machine: Machine | str | Path,
     *,
-    level: Level = "bound",
+    level: Level = "kernel",
     parallel: Parallel | Mapping[str, Any] | str | None = None,
     system: System | str | Path | None = None,
 ) -> Estimate:
@@ -160,9 +160,17 @@ def estimate(
 
 
 def find_system(system: System | str | Path | None, machine: Machine) -> System:
+    """The system, or the machine's own links if None. LowprecError: a system of other chips."""
     if system is None:
         return System.of(machine)
-    return system if isinstance(system, System) else load_system(system)
+    found = system if isinstance(system, System) else load_system(system)
+    if not found.holds(machine):
+        known = [name for name in list_systems() if load_system(name).holds(machine)]
+        raise LowprecError(
+            f"system {found.name!r}: its chips are {found.machine.name}, not {machine.name}; "
+            f"systems of those: {', '.join(known) or 'none'}"
+        )
+    return found
 
 
 def scalar_dtype(workload: Workload) -> Format:
@@ -199,8 +207,9 @@ class Pricing:
     def terms(self, part: Share) -> tuple[Term, ...]:
         """The kernels and collectives of one chip's share."""
         kernels = part.groups if self.level == "bound" else fused(part.groups)
+        here = self.machine, self.dtype, self.level
         found = [
-            _term(g, price(g.op, g.rule, self.machine, self.dtype, self.level), self._passes)
+            _term(g, price(g.op, g.rule, *here, skew=self.plan.routing), self._passes)
             for g in kernels
         ]
         return tuple(found + [self._exchange(each) for each in part.exchanges])

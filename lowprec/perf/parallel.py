@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationError, model_validator
 
 from lowprec.errors import LowprecError, unknown
-from lowprec.spec import Matmul, Spec, Workload, load_format
+from lowprec.spec import Attention, Matmul, Spec, Workload, load_format
 
 Ways = Annotated[int, Field(ge=1)]
 
@@ -25,7 +25,9 @@ class Parallel(Spec):
     of all this, each with its part of the batch, that exchange nothing.
 
     sequence: what lies between the matmuls is split over the tokens too (reduce-scatter and
-    all-gather instead of all-reduce). skew: tokens of the busiest group of experts over the mean.
+    all-gather instead of all-reduce). skew: tokens of the busiest group of experts over the mean;
+    routing: exponent of the power law by which the experts of a chip share its tokens, at the level
+    "kernel" (0: evenly; traffic is near 1).
     overlap: share of the communication that is hidden behind other work. dispatch, combine:
     formats in which tokens travel to the experts and back, the model's own if left out.
     """
@@ -39,6 +41,7 @@ class Parallel(Spec):
     sequence: bool = False
     microbatches: Ways = 1
     skew: Annotated[float, Field(ge=1)] = 1.0
+    routing: Annotated[float, Field(ge=0, le=3)] = 0.0
     overlap: Annotated[float, Field(ge=0, le=1)] = 0.0
     dispatch: str | None = None
     combine: str | None = None
@@ -73,13 +76,30 @@ class Parallel(Spec):
             raise LowprecError(f"{where}: {said}{got}") from None
 
     def check(self, workload: Workload) -> None:
-        """LowprecError if `workload` has fewer layers than stages, or experts than groups."""
+        """LowprecError if `workload` has fewer layers than stages or experts than groups, or heads
+        that `tp` chips cannot share evenly."""
         experts = max((op.experts for op in _matmuls(workload) if op.top_k < op.experts), default=0)
         if 0 < experts < self.ep:
             raise LowprecError(f"parallel.ep: {self.ep} groups of {experts} experts")
         layers = len(set(_layers(workload))) if self.pp > 1 else 0
         if 0 < layers < self.pp:
             raise LowprecError(f"parallel.pp: {self.pp} stages of {layers} layers")
+        for group in workload.groups if self.tp > 1 else ():
+            if isinstance(group.op, Attention):
+                self._shares(group.op)
+
+    def _shares(self, op: Attention) -> None:
+        """Chips beyond the number of key heads have copies of them."""
+        ways = [
+            tp
+            for tp in range(1, op.heads + 1)
+            if op.heads % tp == 0 and (op.kv_heads % tp == 0 or tp % op.kv_heads == 0)
+        ]
+        if self.tp not in ways:
+            raise LowprecError(
+                f"parallel.tp: {self.tp} chips cannot share {op.heads} heads and {op.kv_heads} key "
+                f"heads evenly; expected one of {', '.join(map(str, ways))}"
+            )
 
     @property
     def stage_chips(self) -> int:
@@ -128,7 +148,7 @@ def _parse(text: str) -> Iterator[tuple[str, Any]]:
         name, equals, value = part.partition("=")
         if not equals:
             yield name, True
-        elif name in ("skew", "overlap"):
+        elif name in ("skew", "routing", "overlap"):
             yield name, float(value) if value.replace(".", "", 1).isdecimal() else value
         else:
             yield name, int(value) if value.isdecimal() else value

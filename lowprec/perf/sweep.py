@@ -17,6 +17,8 @@ from lowprec.spec import Recipe, Workload, load_recipe
 
 # Smaller is better of these; of everything else more is.
 _COSTS = ("launch", "latency")
+# A rate is cores x clock x FLOP per clock of a core.
+_MAKE_RATES = ("cores", "clock")
 # What no time depends on: elasticities would all be zero.
 _NO_TIME = ("power", "tco.")
 MAX_POINTS = 1_000_000
@@ -217,7 +219,8 @@ def elasticities(
 ) -> list[Elasticity]:
     """What each of the machine's parameters that matters would buy, the most first.
 
-    One parameter at a time, all else equal: more cores bring no rate, a faster clock neither.
+    One parameter at a time, all else equal, except that more cores, or a faster clock, are more or
+    faster ones of the same kind: they bring all datapaths' rates with them.
     """
     recipe = load_recipe(recipe)
     chip = machine if isinstance(machine, Machine) else load_machine(machine)
@@ -226,8 +229,17 @@ def elasticities(
     for path, quantity in chip.parameters().items():
         if path.startswith(_NO_TIME):
             continue
-        better = 1 / (1 + by) if path.endswith(_COSTS) else 1 + by
-        changed = estimate(workload, recipe, chip.scaled(path, better), **options)
+        changed = estimate(workload, recipe, _better(chip, path, by), **options)
         gain = changed.tokens_per_second_per_chip / base - 1
         found.append(Elasticity(path, quantity.value, by, gain))
     return sorted((e for e in found if e.gain != 0), key=lambda e: -e.gain)
+
+
+def _better(chip: Machine, path: str, by: float) -> Machine:
+    if path.endswith(_COSTS):
+        return chip.scaled(path, 1 / (1 + by))
+    changed = chip.scaled(path, 1 + by)
+    for name in chip.parameters() if path in _MAKE_RATES else ():
+        if name.startswith("datapaths."):
+            changed = changed.scaled(name, 1 + by)
+    return changed

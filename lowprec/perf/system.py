@@ -62,6 +62,11 @@ class System(Spec):
         sizes = [math.inf if level.size is None else level.size for level in self.levels]
         return math.prod(sizes)
 
+    def holds(self, machine: Machine) -> bool:
+        """Whether its chips are `machine`, or one of the two is a what-if of the other."""
+        here = {self.machine.name, self.machine.based_on} - {None}
+        return machine.name in here or machine.based_on in here
+
     @classmethod
     def of(cls, machine: Machine) -> System:
         """One machine's links as its file has them: the scale-up domain, and beyond it the

@@ -75,7 +75,7 @@ def training_step(
     *,
     parallel: Parallel | Mapping[str, Any] | str | None = None,
     schedule: Schedule | None = None,
-    level: Level = "bound",
+    level: Level = "kernel",
     system: System | str | Path | None = None,
 ) -> Step:
     """One optimizer step. `workload` is the forward pass of one microbatch of one copy, with the
@@ -91,6 +91,7 @@ def training_step(
     if not isinstance(machine, Machine):
         machine = load_machine(machine)
     plan, how = Parallel.of(parallel), schedule or Schedule()
+    plan.check(workload)
     one = plan.model_copy(update={"dp": 1, "microbatches": 1, "pp": 1})
     run = _Run(
         machine,

@@ -32,7 +32,7 @@ def pass_seconds(
     on = machine(budget.machine)
     work = trace(model, batch=budget.batch, tokens=budget.tokens, context=budget.context)
     keep = Rule(match="*", keep=True)
-    plain = estimate(work, Recipe(name="plain", rules=(keep,)), on).seconds
+    plain = estimate(work, Recipe(name="plain", rules=(keep,)), on, level="bound").seconds
     kinds: dict[str, list[int]] = {}
     for number, path in enumerate(paths):
         kinds.setdefault(path.rpartition(".")[2], []).append(number)
@@ -41,6 +41,6 @@ def pass_seconds(
         for column, some in enumerate(combinations):
             given: dict[str, Any] = {o: choices[number] for o, number in some.items()}
             rules = (*(Rule(match=paths[number], **given) for number in members), keep)
-            seconds = estimate(work, Recipe(name="one", rules=rules), on).seconds
+            seconds = estimate(work, Recipe(name="one", rules=rules), on, level="bound").seconds
             found[members, column] += (seconds - plain) / len(members)
     return found

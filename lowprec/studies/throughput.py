@@ -108,7 +108,7 @@ def price(
     """The record of one recipe, model and machine: a metric and a line of details per workload."""
     metrics, lines = {}, []
     for job in todo:
-        found = estimate(traced(job), recipe, machine)
+        found = estimate(traced(job), recipe, machine, level="bound")
         metrics[f"tokens_per_second_per_chip: {job.name}"] = Metric(
             value=found.tokens_per_second_per_chip
         )

@@ -20,7 +20,7 @@ W4A4 = {"mxfp4": "mxfp4/floor", "nvfp4": "nvfp4/amax"}
 
 
 def only(op: object, recipe: str, chip: str | Machine) -> Term:
-    (term,) = estimate(workload(op), recipe, chip).terms
+    (term,) = estimate(workload(op), recipe, chip, level="bound").terms
     return term
 
 
@@ -94,14 +94,14 @@ def test_weight_only_mxfp4_on_h100_dequantizes() -> None:
 def test_experts_read_the_expected_number_of_weights() -> None:
     # 4 tokens choose 2 of 8: 8 * (1 - 0.75^4) = 5.46875 experts are read, 8 are stored.
     op = matmul(m=8, n=256, k=512, experts=8, top_k=2)
-    result = estimate(workload(op), KEEP, "h100_sxm")
+    result = estimate(workload(op), KEEP, "h100_sxm", level="bound")
     assert result.terms[0].bytes == 8 * 512 * 2 + 5.46875 * 256 * 512 * 2 + 8 * 256 * 2
     assert result.weight_bytes == 8 * 256 * 512 * 2
 
 
 def test_product_of_activations_has_no_weight() -> None:
     op = matmul(m=16, n=32, k=64, batch=4, weight=False)
-    result = estimate(workload(op, matmul()), "proj: weight=mxfp4/floor", "b200")
+    result = estimate(workload(op, matmul()), "proj: weight=mxfp4/floor", "b200", level="bound")
     assert result.terms[0].bytes == 4 * 2 * (16 * 64 + 32 * 64 + 16 * 32)
     assert result.terms[0].datapath == "bf16"
     assert result.weight_bytes == 8912896
@@ -114,7 +114,7 @@ def test_attention_and_bytes_only() -> None:
     )  # fmt: skip
     vector = Vector(kind="vector", path="norm", name="rms_norm", read=1000, written=500)
     rows = Embedding(kind="embedding", path="embed", rows=10, width=64)
-    result = estimate(workload(attention, vector, rows, matmul()), KEEP, "h100_sxm")
+    result = estimate(workload(attention, vector, rows, matmul()), KEEP, "h100_sxm", level="bound")
     first, second, third, _ = result.terms
     assert first.flops == 2 * 2 * 8 * 1000 * 128
     assert first.bytes == 2 * (2 * 2 * 1000 * 128 + 2 * 8 * 1 * 128)
@@ -126,14 +126,14 @@ def test_attention_and_bytes_only() -> None:
 
 def test_too_large_for_one_chip_is_split_and_says_so() -> None:
     op = matmul(m=1, n=1 << 20, k=1 << 16)  # 137.4 GB: two chips of 80 GB
-    result = estimate(workload(op, tokens=1), KEEP, "h100_sxm")
+    result = estimate(workload(op, tokens=1), KEEP, "h100_sxm", level="bound")
     assert (result.chips, result.fits) == (2, False)
     (term,) = result.terms
     assert term.resources.memory == pytest.approx(term.bytes / (2 * 3.35e12))
     assert term.resources.launch == pytest.approx(2e-6)
     assert result.tokens_per_second_per_chip == pytest.approx(0.5 / result.seconds)
     assert any("ideal split over 2 chips" in note for note in result.notes)
-    assert estimate(workload(op), KEEP, "h200").fits
+    assert estimate(workload(op), KEEP, "h200", level="bound").fits
 
 
 # Which datapath, native or not: the traps.
@@ -270,7 +270,7 @@ def test_no_datapath_for_the_models_type_is_an_error() -> None:
     paths = tuple(path for path in chip.datapaths if path.name != "bf16")
     chip = chip.model_copy(update={"name": "odd", "datapaths": paths})
     with pytest.raises(LowprecError) as caught:
-        estimate(workload(matmul()), "mxfp4/floor", chip)
+        estimate(workload(matmul()), "mxfp4/floor", chip, level="bound")
     message = str(caught.value)
     assert message.startswith("machine 'odd': no datapath takes float4_e2m1fn")
     assert "no datapath for bfloat16" in message
@@ -280,7 +280,7 @@ def test_no_datapath_for_the_models_type_is_an_error() -> None:
 
 
 def test_float32_runs_on_the_vector_units() -> None:
-    (term,) = estimate(workload(matmul(), dtype="float32"), KEEP, "h100_sxm").terms
+    (term,) = estimate(workload(matmul(), dtype="float32"), KEEP, "h100_sxm", level="bound").terms
     assert (term.datapath, term.native) == ("vector", True)
 
 
@@ -295,7 +295,7 @@ def test_float32_runs_on_the_vector_units() -> None:
 )
 def test_bad_input(ops: list[object], recipe: str, dtype: str, message: str) -> None:
     with pytest.raises(LowprecError, match=message):
-        estimate(workload(*ops, dtype=dtype), recipe, "h100_sxm")
+        estimate(workload(*ops, dtype=dtype), recipe, "h100_sxm", level="bound")
 
 
 # Laws.
@@ -315,7 +315,7 @@ factors = st.floats(1.0, 8.0)
 
 
 def priced(m: int, width: int, keys: int, recipe: str, chip: str | Machine) -> Estimate:
-    return estimate(decoder(3, m, 8 * width, keys), recipe, chip)
+    return estimate(decoder(3, m, 8 * width, keys), recipe, chip, level="bound")
 
 
 @given(st.integers(1, 300), st.integers(1, 300), sizes, recipes, chips)
@@ -393,7 +393,9 @@ def test_weight_only_helps_few_rows_and_hurts_many() -> None:
 
 def test_layers_share_a_term_and_a_lone_one_keeps_its_path() -> None:
     recipe = "layers.0.up: keep; *: weight=mxfp4/floor"
-    paths = {term.path: term.count for term in estimate(decoder(4), recipe, "b200").terms}
+    paths = {
+        term.path: term.count for term in estimate(decoder(4), recipe, "b200", level="bound").terms
+    }
     assert paths["layers.0.up"] == 1
     assert paths["layers.*.up"] == 3
     assert paths["layers.*.down"] == 4
@@ -401,12 +403,12 @@ def test_layers_share_a_term_and_a_lone_one_keeps_its_path() -> None:
 
 
 def test_a_module_that_runs_twice_is_stored_once() -> None:
-    result = estimate(workload(matmul(), matmul(m=1)), KEEP, "h100_sxm")
+    result = estimate(workload(matmul(), matmul(m=1)), KEEP, "h100_sxm", level="bound")
     assert result.weight_bytes == 4096 * 4096 * 2
 
 
 def test_equal_inputs_give_equal_estimates_and_json_round_trips() -> None:
-    first, second = (estimate(decoder(2), RECIPES[2], "mi355x") for _ in range(2))
+    first, second = (estimate(decoder(2), RECIPES[2], "mi355x", level="bound") for _ in range(2))
     assert first == second
     assert Estimate.model_validate_json(first.model_dump_json()) == first
     assert set(first.shares) == set(RESOURCES)
@@ -415,11 +417,11 @@ def test_equal_inputs_give_equal_estimates_and_json_round_trips() -> None:
 
 def test_a_thousand_operations_take_50_ms() -> None:
     work = decoder(130)  # 1042 operations
-    estimate(work, RECIPES[1], "b200")
+    estimate(work, RECIPES[1], "b200", level="bound")
     best = 1.0
     for _ in range(5):
         start = time.process_time()
-        estimate(work, RECIPES[1], "b200")
+        estimate(work, RECIPES[1], "b200", level="bound")
         best = min(best, time.process_time() - start)
     assert best < 0.05
 

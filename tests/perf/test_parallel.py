@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowprec.errors import LowprecError
@@ -222,6 +222,21 @@ def test_totals_are_sums_and_better_links_never_hurt(
         assert better.seconds <= base.seconds * (1 + 1e-9)
 
 
+@given(st.floats(0.1, 3), st.sampled_from([8, 64, 1024]))
+@settings(max_examples=10)
+def test_skewed_routing_reads_fewer_experts_and_fills_them_unevenly(
+    skew: float, batch: int
+) -> None:
+    even, uneven = (
+        estimate(moe(batch), KEEP, "h200", parallel={"routing": exponent})
+        for exponent in (0.0, skew)
+    )
+    assert even.seconds != uneven.seconds
+    for one, other in zip(even.terms, uneven.terms, strict=True):
+        assert one.flops == other.flops
+        assert "experts" in one.path or one.seconds == other.seconds
+
+
 def test_hidden_communication_costs_nothing() -> None:
     shown, hidden = (
         estimate(moe(), KEEP, "h200", level="bound", parallel=Parallel(tp=8, overlap=overlap))
@@ -240,6 +255,8 @@ def test_hidden_communication_costs_nothing() -> None:
         ("dispatch=float8_e4m3f", "did you mean 'float8_e4m3fn'?"),
         ("tp=16,ep=16", "parallel.ep: 16 groups of 8 experts"),
         ("pp=3", "parallel.pp: 3 stages of 2 layers"),
+        ("tp=3", "tp: 3 chips cannot share 8 heads and 4 key heads evenly; expected one of 1, 2"),
+        ("tp=16", "tp: 16 chips cannot share 8 heads"),
     ],
 )
 def test_plans_that_no_model_can_have(text: str, message: str) -> None:

@@ -155,7 +155,12 @@ def test_percentiles_interpolate() -> None:
 @pytest.mark.parametrize("load", [{}, {"concurrency": 1, "rate": 1.0}])
 def test_traffic_has_one_load(load: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="either concurrency or rate"):
-        Traffic(input=1, output=1, **load)  # type: ignore[arg-type]
+        Traffic(input=1, output=2, **load)  # type: ignore[arg-type]
+
+
+def test_one_token_has_no_time_per_further_one() -> None:
+    with pytest.raises(ValueError, match="greater than or equal to 2"):
+        Traffic(input=1, output=1, concurrency=1)
 
 
 def test_unknown_backend() -> None:

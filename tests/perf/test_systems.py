@@ -173,6 +173,13 @@ def test_unknown_names() -> None:
         load_system("gb200_nvl72").what_if("levels.rak.bandwidth", 1)
 
 
+def test_a_system_of_other_chips_is_refused() -> None:
+    with pytest.raises(LowprecError, match=r"h100_sxm, not b200; systems of those: dgx_b200"):
+        estimate(decoder(2), "*: keep", "b200", system="dgx_h100", parallel="tp=2")
+    what_if = machine("h100_sxm").scaled("memory.bandwidth", 2)
+    assert estimate(decoder(2), "*: keep", what_if, system="dgx_h100", parallel="tp=2").chips == 2
+
+
 def halved(chip: Machine) -> Machine:
     """Half the rates and half the bandwidth of `chip`, and links that cost next to nothing."""
     for path in chip.parameters():

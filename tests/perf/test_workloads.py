@@ -146,7 +146,7 @@ def test_files_stay_small() -> None:
 def test_a_shipped_model_is_priced_without_torch() -> None:
     code = (
         "import sys; sys.argv = ['lowprec', 'perf', 'meta-llama/Llama-3.1-405B', '--recipe', "
-        "'*: keep', '--machine', 'b200', '--batch', '8']\n"
+        "'*: keep', '--machine', 'b200', '--parallel', 'tp=8', '--batch', '8']\n"
         "from lowprec.cli import main\n"
         "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
         "assert not {'torch', 'transformers', 'numpy', 'scipy'} & set(sys.modules)"

@@ -12,16 +12,17 @@ sit behind the launch of several kernels (rotary embedding, cache update, reduct
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from lowprec.perf.datapath import Operand
 from lowprec.perf.hardware import Machine
-from lowprec.perf.kernel.chip import Chip, chip_of
+from lowprec.perf.kernel.chip import Chip
 from lowprec.perf.kernel.constants import FOLDER
 from lowprec.perf.kernel.gemm import REFERENCE_CLOCK, overlap
 from lowprec.perf.kernel.intervals import interval
-from lowprec.perf.kernel.plan import plan_of
+from lowprec.perf.kernel.plan import Plan, plan_of
 from lowprec.perf.roofline import Cost, Seconds, attention_operands, cache_bytes, nbytes
 from lowprec.perf.validation.point import Calibration
 from lowprec.spec import Attention, Format, Rule, read_toml
@@ -63,8 +64,8 @@ def priced(
     c: dict[str, float],
 ) -> Cost:
     """Cost of `op` with the constants `c` of its phase."""
-    chip = chip_of(machine)
     plans = [plan_of(a, b, machine, dtype) for a, b in attention_operands(rule, dtype)]
+    chip = plans[0].chip
     per_pair = 2 * sum(
         width / plan.rate for width, plan in zip((op.head_dim, op.value_dim), plans, strict=True)
     )
@@ -92,10 +93,16 @@ def priced(
         launch=launch,
     )
     total = seconds.total
-    level: Calibration = "fitted" if chip.name in table().get(f"{phase}_on", {}) else "transferred"
+    level = _level(chip.name, phase, plans)
     low, high = interval(phase, level, op.batch * op.queries)
     slower = min(plans, key=lambda p: (p.choice.native, p.rate)).choice
     return Cost(slower, op.flops, moved, seconds, total * low, total * high, level)
+
+
+def _level(machine: str, phase: str, plans: Sequence[Plan]) -> Calibration:
+    """Points have operands and caches of 16 and 8 bits."""
+    seen = machine in table().get(f"{phase}_on", {}) and all(_bits(p.w) >= 8 for p in plans)
+    return "fitted" if seen else "transferred"
 
 
 def _prefill(op: Attention, per_pair: float, chip: Chip, c: dict[str, float]) -> float:

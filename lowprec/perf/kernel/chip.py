@@ -1,9 +1,10 @@
-"""The numbers of one machine that kernels need, as plain floats."""
+"""The numbers of one machine that kernels on one of its datapaths need, as plain floats."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lowprec.perf.datapath import Datapath
 from lowprec.perf.hardware import Machine
 
 # Where a machine file says nothing: a clock in the middle of what datacentre chips run at, and as
@@ -18,7 +19,8 @@ LARGEST_CORE = 16384.0
 @dataclass(frozen=True, slots=True)
 class Chip:
     """bandwidth: bytes/s; clock: Hz; watts: 0 where unknown; vector: FP32 operations/s (an FMA is
-    one); width: FLOP per clock and core of 16-bit products over those of the reference core."""
+    one); width: operand bits per clock and core over those of the reference core, which is what
+    the core's way in is made for. No other datapath than the one in use counts."""
 
     name: str
     vendor: str
@@ -32,28 +34,25 @@ class Chip:
     width: float
 
 
-_KNOWN: dict[int, tuple[Machine, Chip]] = {}
+_KNOWN: dict[tuple[int, int, int], tuple[Machine, Chip]] = {}
 
 
-def chip_of(machine: Machine) -> Chip:
-    """The chip of `machine`; found once per object, which is immutable."""
-    known = _KNOWN.get(id(machine))
+def chip_of(machine: Machine, path: Datapath | None = None, bits: int = 32) -> Chip:
+    """The chip of `machine` whose `path` multiplies operands of `bits`; without one its vector
+    units. Found once per object, which is immutable."""
+    path = path or machine.vector
+    key = (id(machine), id(path), bits)
+    known = _KNOWN.get(key)
     if known is None or known[0] is not machine:
         if len(_KNOWN) > 4096:
             _KNOWN.clear()
-        known = _KNOWN[id(machine)] = (machine, _chip(machine))
+        known = _KNOWN[key] = (machine, _chip(machine, path.rate.value * bits / 16))
     return known[1]
 
 
-def _chip(machine: Machine) -> Chip:
+def _chip(machine: Machine, rate: float) -> Chip:
+    """rate: FLOP/s of the 16-bit products that as many operand bits would make."""
     clock = machine.clock.value if machine.clock else CLOCK
-    # The rate of 16-bit products, or half that of 8-bit ones: what a core's way in is made for.
-    rate = max(
-        p.rate.value * bits / 16
-        for p in machine.datapaths
-        for bits in (8, 16, 32)
-        if any(f.bits == bits for f in p.operands) and (bits < 32 or p is machine.vector)
-    )
     cores = machine.cores.value if machine.cores else rate / clock / REFERENCE_CORE
     cores = max(cores, rate / clock / LARGEST_CORE)
     return Chip(

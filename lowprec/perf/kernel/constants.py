@@ -90,16 +90,20 @@ def gemm_table() -> dict[str, Any]:
 
 
 @cache
-def constants(vendor: str, path: str, family: str, machine: str) -> tuple[Constants, Calibration]:
-    """The constants of a group, and what they rest on."""
+def constants(
+    vendor: str, path: str, family: str, machine: str, formats: str
+) -> tuple[Constants, Calibration]:
+    """The constants of a group, and what they rest on; a group's own are transferred to `formats`
+    that none of its points has."""
     table = gemm_table()
     own = table.get("group", {}).get(machine, {}).get(path)
     if own is not None:
-        return Constants(**{name: own[name] for name in NAMES}), "fitted"
+        known: Calibration = "fitted" if formats in own["formats"] else "transferred"
+        return Constants(**{name: own[name] for name in NAMES}), known
     keys = levels(vendor, path, family, machine)
     level: Calibration = "transferred" if vendor in table.get("vendor", {}) else "spec only"
     return combined(table, keys), level
 
 
-def constants_of(chip: Chip, path: str) -> tuple[Constants, Calibration]:
-    return constants(chip.vendor, path, chip.family, chip.name)
+def constants_of(chip: Chip, path: str, formats: str) -> tuple[Constants, Calibration]:
+    return constants(chip.vendor, path, chip.family, chip.name, formats)

@@ -73,11 +73,12 @@ def forget() -> None:
 
 
 def _plan(x: Operand, w: Operand, machine: Machine, dtype: Format) -> Plan:
-    chip = chip_of(machine)
     choice = choose(machine.datapaths, x, w, dtype, machine.name)
     native = choice.native
+    bits = max(_element(x).bits, _element(w).bits) if native else dtype.bits
+    chip = chip_of(machine, choice.datapath, bits)
     path = path_name(x, w, dtype, choice)
-    constants, level = constants_of(chip, path)
+    constants, level = constants_of(chip, path, spell(x, w))
     return Plan(
         machine=machine,
         x=x,
@@ -90,7 +91,7 @@ def _plan(x: Operand, w: Operand, machine: Machine, dtype: Format) -> Plan:
         level=level,
         rate=choice.datapath.rate.value,
         limit=choice.datapath.limit.value if choice.datapath.limit else math.inf,
-        bits=max(_element(x).bits, _element(w).bits) if native else dtype.bits,
+        bits=bits,
         x_bits=_bits(x),
         w_bits=_bits(w),
         scaled_tiles=_scaled_tiles(x, w, choice),
@@ -116,6 +117,20 @@ def path_name(x: Operand, w: Operand, dtype: Format, choice: Choice) -> str:
     if is_block_scaled(x) or is_block_scaled(w):
         return f"{'mx' if _scaled_tiles(x, w, choice) else 'block'}/{name}"
     return f"{'tensor' if sees_whole_tensor(x) else 'token'}/{name}"
+
+
+def spell(x: Operand, w: Operand) -> str:
+    """What matters to a kernel of both formats: kind and width of the elements, and how many share
+    a scale along K, such as ``fp16 x int4/128``."""
+    return f"{_spell(x)} x {_spell(w)}"
+
+
+def _spell(operand: Operand) -> str:
+    element = _element(operand)
+    text = f"{'int' if isinstance(element, IntFormat) else 'fp'}{element.bits}"
+    if not isinstance(operand, BlockFormat):
+        return text
+    return f"{text}/{operand.block if isinstance(operand.block, str) else operand.block[-1]}"
 
 
 def sees_whole_tensor(fmt: Operand) -> bool:

@@ -43,7 +43,7 @@ class Service:
         *,
         parallel: Parallel | Mapping[str, Any] | str | None = None,
         backend_name: str | Backend = "vllm",
-        level: Level = "bound",
+        level: Level = "kernel",
         system: Any = None,
     ) -> None:
         self.workload = workload

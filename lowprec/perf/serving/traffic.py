@@ -14,7 +14,8 @@ Tokens = Annotated[int, Field(ge=1)]
 
 
 class Traffic(Spec):
-    """Requests of `input` tokens that are answered with `output` tokens.
+    """Requests of `input` tokens that are answered with `output` tokens, two at least: there is no
+    time per further token of one (a prompt alone is an `estimate` of its prefill).
 
     concurrency: so many users, each of whom asks again as soon as they are answered (closed loop);
     rate: requests per second that arrive at random (Poisson, open loop); one of the two. requests:
@@ -23,7 +24,7 @@ class Traffic(Spec):
     """
 
     input: Tokens
-    output: Tokens
+    output: Annotated[int, Field(ge=2)]
     concurrency: Tokens | None = None
     rate: Annotated[float, Field(gt=0)] | None = None
     requests: Tokens | None = None

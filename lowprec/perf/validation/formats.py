@@ -61,11 +61,41 @@ def operands_of(name: str, machine: Machine) -> Operands:
             if x == "block":
                 suffix = "_e8m0" if _scales_blocks(machine) else ""
                 x, w = f"{_E4M3}_1x128{suffix}", f"{_E4M3}_128x128{suffix}"
-            return Operands(_format(x), _format(w), dtype)
+            return Operands(_own(_format(x), machine), _own(_format(w), machine), dtype)
     raise LowprecError(
         f"format: {name!r} is not known; expected a name such as bf16, fp8 (per tensor), "
         "fp8_block, fp8_ptok, int8, int8_wo, int4_wo, nvfp4, mxfp4 or mxfp8"
     )
+
+
+def _own(operand: Operand, machine: Machine) -> Operand:
+    """`operand` with the machine's own E4M3 in place of OCP's."""
+    if not isinstance(operand, BlockFormat) or operand.element.name != _E4M3:
+        return operand
+    element = e4m3_of(machine)
+    return operand if element.name == _E4M3 else _with(operand.name, element)
+
+
+def e4m3_of(machine: Machine) -> FloatFormat:
+    """What "fp8" is on `machine`: OCP's E4M3 where a unit takes it, or none has any; else the one
+    that its units know (Trainium2's with infinities)."""
+    usual = load_format(_E4M3)
+    assert isinstance(usual, FloatFormat)
+    if any(path.takes(usual) for path in machine.datapaths):
+        return usual
+    own = (
+        fmt
+        for path in machine.datapaths
+        for fmt in path.operands
+        if isinstance(fmt, FloatFormat) and fmt.bits == 8 and fmt.precision == 4
+    )
+    return next(own, usual)
+
+
+@cache
+def _with(name: str, element: FloatFormat) -> Operand:
+    changed = {"element": element, "name": name.replace(_E4M3, element.name)}
+    return _format(name).model_copy(update=changed)
 
 
 def _scales_blocks(machine: Machine) -> bool:

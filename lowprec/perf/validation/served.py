@@ -11,6 +11,7 @@ from typing import Any
 from lowprec.errors import LowprecError
 from lowprec.perf.hardware import Machine
 from lowprec.perf.parallel import Parallel
+from lowprec.perf.validation.formats import e4m3_of
 from lowprec.spec import Matmul, Recipe, Workload, load_recipe
 
 _FP8 = "float8_e4m3fn/amax:tensor"
@@ -127,7 +128,7 @@ def recipe_of(mode: str | None, work: Workload, machine: Machine, backend: str) 
     kept = [("lm_head", "lm_head"), ("*.gate", ".gate"), ("*.router", ".router")]
     rules = [f"{rule}: keep" for rule, end in kept if any(p.endswith(end) for p in paths)]
     where = "*mlp*" if sparse and mode in _EXPERTS_ALONE else "*"
-    rules.append(f"{where}: {MODES[mode]}")
+    rules.append(f"{where}: {MODES[mode].replace(_FP8, f'{e4m3_of(machine).name}/amax:tensor')}")
     if backend == "trtllm" or machine.family == "blackwell":
         rules.append("*: key_cache=float8_e4m3fn/cast value_cache=float8_e4m3fn/cast")
     return load_recipe("; ".join(rules))

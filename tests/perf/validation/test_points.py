@@ -13,6 +13,7 @@ from lowprec.cli import app
 from lowprec.errors import LowprecError
 from lowprec.perf import machine
 from lowprec.perf.kernel.grouped import Experts, rows
+from lowprec.perf.kernel.plan import plan_of
 from lowprec.perf.validation.files import read_points
 from lowprec.perf.validation.formats import operands_of, quantized_before
 from lowprec.perf.validation.point import Point
@@ -68,11 +69,31 @@ def test_sizes(text: str, expected: dict[str, int]) -> None:
         ("w4a16_mxfp4", "h100_sxm", "bfloat16", "mxfp4"),
         ("w4a8_mxfp4_mxfp8", "b200", "mxfp8_e4m3", "mxfp4"),
         ("mxfp8", "b200", "mxfp8_e4m3", None),
+        ("fp8", "trainium2", "float8_e4m3_tensor", None),
+        ("fp8", "mi300x", "float8_e4m3fn_tensor", None),
+        ("fp8_block", "inferentia2", "float8_e4m3_1x128", "float8_e4m3_128x128"),
     ],
 )
 def test_formats_by_their_names(name: str, chip: str, x: str, w: str | None) -> None:
     found = operands_of(name, machine(chip))
     assert (found.x.name, found.w.name) == (x, w or x)
+
+
+@pytest.mark.parametrize(
+    ("name", "chip", "level"),
+    [
+        ("bf16", "a100", "fitted"),
+        ("int4_wo", "a100", "fitted"),
+        ("nvfp4", "a100", "transferred"),
+        ("fp8_block", "b200", "fitted"),
+        ("mxfp8", "b200", "transferred"),
+        ("bf16", "h200", "transferred"),
+        ("fp8", "trainium2", "spec only"),
+    ],
+)
+def test_only_formats_that_were_fitted_are_called_so(name: str, chip: str, level: str) -> None:
+    found = operands_of(name, machine(chip))
+    assert plan_of(found.x, found.w, machine(chip), found.dtype).level == level
 
 
 def test_units_are_those_of_the_row() -> None:
