@@ -42,7 +42,7 @@ def study(
         print_json({"rows": found, "shown": shown, "report": str(result.page), "failed": failed})
     else:
         _study_table(found, result.report.shown)
-        print(f"{len(result.records)} cells, {result.computed} of them new")
+        print(f"{len(result.cells)} cells, {result.computed} of them new")
         for each in failed:
             print(f"failed: {each['what']}: {each['error']}")
         print(f"report: {result.page.resolve()}")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from lowprec.kernels import QTensor, decode, encode
 from lowprec.nn.emulation import Emulated, sites_of
 from lowprec.nn.site import Site
-from lowprec.spec import BlockFormat, Quantizer
+from lowprec.spec import BlockFormat, Format, Quantizer
 
 # A number counts as clipped beyond the largest of its block by more than the rounding of a scale
 # to float32.
@@ -102,14 +103,21 @@ def clipped(x: Tensor, y: Tensor, q: QTensor) -> int | None:
     element = fmt
     if isinstance(fmt, BlockFormat):
         element = fmt.element
-        signed = q.scales is not None and bool((decode(q.scales, fmt.scale) < 0).any())
-        if fmt.outlier is not None or signed:
+        signed = q.scales is not None and fmt.scale.min < 0
+        if fmt.outlier is not None or (signed and bool((decode(q.scales, fmt.scale) < 0).any())):
             return None
-    ends = torch.tensor([float(element.min), float(element.max)], dtype=torch.float64)
-    low, high = encode(ends, element).tolist()
+    low, high = _ends(element)
     slack = y.abs() * _SLACK
     above = (q.codes == high) & (x > y + slack)
     return int((above | ((q.codes == low) & (x < y - slack))).sum())
+
+
+@cache
+def _ends(element: Format) -> tuple[int, int]:
+    """The codes of the least and the largest value."""
+    ends = torch.tensor([float(element.min), float(element.max)], dtype=torch.float64)
+    low, high = encode(ends, element).tolist()
+    return low, high
 
 
 class _Recorder:

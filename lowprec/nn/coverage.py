@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -139,19 +140,25 @@ def coverage(
     if not inputs and not named:
         watched = ghost(model)
         named = token_ids(watched, batch, tokens)
+    with torch.no_grad():
+        return coverage_of(watched, lambda: watched(*inputs, **named))[1]
+
+
+def coverage_of(model: nn.Module, run: Callable[[], Any]) -> tuple[Any, Coverage]:
+    """The answer of `run`, and what it made `model` do, as `coverage` has it."""
     recipe = recipe_of(model)
-    audit = Audit(watched, recipe)
-    with torch.no_grad(), audit.watching():
-        watched(*inputs, **named)
+    audit = Audit(model, recipe)
+    with audit.watching():
+        answer = run()
     flops = Counter(audit.flops)
-    for path, module in watched.named_modules():
-        ran = any(where == path for where, *_ in audit.flops)
-        if isinstance(module, nn.Linear) and not ran:
+    ran = {path for path, *_ in audit.flops}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear) and path not in ran:
             site = sites_of(module).get("linear") if isinstance(module, Emulated) else None
             flops[path, "linear", site] = 0
     total = sum(flops.values()) or 1
     shared = _shared(model)
-    return Coverage(
+    return answer, Coverage(
         tuple(
             _entry(key, count, count / total, recipe, shared, key in audit.flops)
             for key, count in flops.items()

@@ -35,8 +35,9 @@ from lowprec.eval.metrics import (
 )
 from lowprec.eval.power import announcement, sums_by_cluster
 from lowprec.eval.tensors import operand_errors
-from lowprec.nn import coverage, unwrap, wrap
+from lowprec.nn import Coverage, unwrap, wrap
 from lowprec.nn.calibration.calibrate import calibrate
+from lowprec.nn.coverage import coverage_of
 from lowprec.nn.wrap import check
 from lowprec.report.progress import Progress
 from lowprec.spec.base import digest
@@ -111,21 +112,20 @@ class Bench:
 
     def measure(self, named: NamedRecipe) -> Record:
         """The record of one recipe; the model is as before when this returns or raises."""
-        runs = [self._run(named, recipe) for recipe in self._seeded(named.recipe)]
-        _, covered, errors = runs[0]
-        scores = average([each for each, _, _ in runs])
-        owners = self.windows.owners
-        result = summarize(scores, owners)
-        result |= over_seeds([each for each, _, _ in runs], owners)
+        watched = Watched(self.loaded.model)
+        runs = [self._run(named, recipe, watched) for recipe in self._seeded(named.recipe)]
+        assert watched.coverage is not None
+        scores, owners = average(runs), self.windows.owners
+        result = summarize(scores, owners) | over_seeds(runs, owners)
         return Record(
             kind="accuracy",
             subject=self.subject(named.recipe),
             metrics=metrics(result),
             details={
                 "intervals": intervals(result),
-                "coverage": covered.to_json(),
-                "layers": layers(errors),
-                "operands": errors,
+                "coverage": watched.coverage.to_json(),
+                "layers": layers(watched.errors),
+                "operands": watched.errors,
                 "tokens": result["n_tokens"],
                 "clusters": result["n_clusters"],
                 "seeds": len(runs),
@@ -146,20 +146,16 @@ class Bench:
         in it is drawn at random."""
         return [reseeded(recipe, i) for i in range(self.asked.seeds if is_random(recipe) else 1)]
 
-    def _run(
-        self, named: NamedRecipe, recipe: Recipe
-    ) -> tuple[TokenScores, Any, list[dict[str, Any]]]:
-        """Scores, coverage and errors of operands of one pass over the windows."""
+    def _run(self, named: NamedRecipe, recipe: Recipe, watched: Watched) -> TokenScores:
+        """Scores of one pass over the windows."""
         model, baseline = self.loaded.model, self.baseline
-        first = torch.from_numpy(self.windows.tokens(0))[None]
         torch.manual_seed(self.seed)
         try:
             wrapped = wrap(model, recipe)
             if recipe.needs_calibration:
                 self._calibrate(wrapped, named.name)
             with self.progress.task(named.name) as update:
-                scores = score_windows(wrapped, self.windows, baseline, update)
-            return scores, coverage(wrapped), operand_errors(wrapped, first.to(model.device))
+                return score_windows(watched, self.windows, baseline, update)
         finally:
             unwrap(model)
 
@@ -185,6 +181,28 @@ class Bench:
                 for i in range(first, first + count)
             ]
             calibrate(wrapped, batches, progress=update)
+
+
+class Watched:
+    """A wrapped model whose first pass says what its recipe reaches, and what it does to each
+    operand: `nn.coverage`, `eval.tensors.operand_errors`."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.device, self.training = model, model.device, model.training
+        self.coverage: Coverage | None = None
+        self.errors: list[dict[str, Any]] = []
+
+    def __call__(self, input_ids: torch.Tensor, use_cache: bool) -> Any:
+        def run() -> Any:
+            return self.model(input_ids=input_ids, use_cache=use_cache)
+
+        if self.coverage is not None:
+            return run()
+        self.errors = operand_errors(self.model, input_ids)
+        # In inference mode torch shows no linear layer's product to those who watch.
+        with torch.inference_mode(False), torch.no_grad():
+            answer, self.coverage = coverage_of(self.model, run)
+        return answer
 
 
 def load_bench(asked: Accuracy, seed: int, where: str, store: Store, progress: Progress) -> Bench:

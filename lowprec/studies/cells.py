@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from lowprec.studies.accuracy import Bench
 
 
+# Of a record's details, what tables and charts read. A row per operand and the sums by cluster
+# stay on disk: with them, a thousand cells of a model of 200 layers take gigabytes.
+SHOWN = ("intervals", "coverage", "layers", "tokens", "clusters", "dof")
+
+
 @dataclass(frozen=True)
 class Executor:
     """Where cells are computed. workers, threads: local processes and the threads of each, by
@@ -49,8 +54,9 @@ class Cells:
     def measure(
         self, recipes: Sequence[NamedRecipe], title: str = "accuracy"
     ) -> list[Record | Failure]:
-        """The record of each recipe, or the failure that there is instead. What is computed is
-        stored at once; recipes that are equal but for their name are one cell."""
+        """The record of each recipe, `SHOWN` of its details alone, or the failure that there is
+        instead. What is computed is stored at once; recipes that are equal but for their name are
+        one cell."""
         store = self.bench.store
         subjects = [self.bench.subject(named.recipe) for named in recipes]
         names = [digest({"kind": "accuracy", "subject": subject}) for subject in subjects]
@@ -63,13 +69,14 @@ class Cells:
             if record is None:
                 todo[name] = number
             else:
-                found[name] = record
+                found[name] = light(record)
         numbers = list(todo.values())
         for i, outcome in self._outcomes([recipes[n] for n in numbers], title):
             number = numbers[i]
             name = names[number]
-            found[name] = keep(store, name, "accuracy", subjects[number], outcome)
-            self.computed += isinstance(found[name], Record)
+            kept = keep(store, name, "accuracy", subjects[number], outcome)
+            found[name] = light(kept) if isinstance(kept, Record) else kept
+            self.computed += isinstance(kept, Record)
         return [found[name] for name in names]
 
     def _outcomes(self, todo: Sequence[NamedRecipe], title: str) -> Iterator[tuple[int, Outcome]]:
@@ -114,6 +121,12 @@ class Cells:
             yield workers, threads
         finally:
             torch.set_num_threads(before)
+
+
+def light(record: Record) -> Record:
+    """The record without the details that only its file needs."""
+    shown = {key: record.details[key] for key in SHOWN if key in record.details}
+    return record.model_copy(update={"details": shown})
 
 
 def read(store: Store, name: str, progress: Progress) -> Record | None:

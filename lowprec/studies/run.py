@@ -30,19 +30,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What a study found. records: all cells, accuracy first, in the order of the study file;
-    page: the path of report.html; computed: how many cells were not there before; corrupt: the
-    files that did not hold what their names say, and were computed anew; failed: the cells that
-    have no record, and why."""
+    """What a study found. cells: the names of all of its records, accuracy first, in the order of
+    the study file; page: the path of report.html; computed: how many cells were not there before;
+    corrupt: the files that did not hold what their names say, and were computed anew; failed: the
+    cells that have no record, and why."""
 
     study: Study
     folder: Path
-    records: tuple[Record, ...]
+    cells: tuple[str, ...]
     report: Report
     page: Path
     computed: int
     corrupt: tuple[Path, ...]
     failed: tuple[Failed, ...]
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """The records of `cells` in full, read from the folder."""
+        store = Store(self.folder)
+        return tuple(record for name in self.cells if (record := store.read(name)) is not None)
 
 
 def study(
@@ -99,10 +105,10 @@ class _Run:
         write_atomically(self.store.folder / "study.json", manifest(self.plan, accuracy, priced))
         with self.progress.task("report"):
             path = page.write(result, self.store.folder)
-        records = (*filter(None, accuracy), *(p.record for p in priced))
+        cells = (*(r.name for r in accuracy if r), *(p.record.name for p in priced))
         corrupt, failed = tuple(self.store.corrupt), tuple(self.failed)
         return StudyResult(
-            self.plan, self.store.folder, records, result, path, self.computed, corrupt, failed
+            self.plan, self.store.folder, cells, result, path, self.computed, corrupt, failed
         )
 
     def _shapes(self, bench: Bench | None) -> list[Shape]:

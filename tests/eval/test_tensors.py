@@ -8,7 +8,8 @@ from torch import nn
 
 from lowprec.eval.tensors import operand_errors, sqnr_db, tensor_error
 from lowprec.kernels import fake_quantize, quantize
-from lowprec.nn import unwrap, wrap
+from lowprec.nn import coverage, unwrap, wrap
+from lowprec.studies.accuracy import Watched
 from tests.eval.tiny import tiny_llama
 
 RECIPE = (
@@ -98,6 +99,12 @@ def test_each_operand_has_the_error_of_its_own_tensor() -> None:
     attention = {operand for p, operation, operand in rows if operation == "attention"}
     assert attention == {"query", "key", "probability"}
     assert 0.99 < rows["model.layers.0.self_attn", "attention", "query"]["cosine"] < 1
+    # The pass that is scored is the one that is watched: nothing of it changes.
+    watched = Watched(model)
+    with torch.inference_mode():
+        assert torch.equal(watched(input_ids=ids, use_cache=False).logits, quantized)
+    assert watched.coverage == coverage(model, input_ids=ids, use_cache=False)
+    assert {(r["path"], r["operation"], r["operand"]): r for r in watched.errors} == rows
     unwrap(model)
     with torch.inference_mode():
         assert torch.equal(model(input_ids=ids).logits, before)

@@ -41,6 +41,12 @@ def test_the_records_say_what_was_measured(undisturbed: StudyResult) -> None:
     assert all(math.isinf(layer["weight_db"]) for layer in exact.details["layers"])
     assert sum(row["share_of_flops"] for row in mxfp8.details["coverage"]) == pytest.approx(1)
     assert all(len(r.metrics) == 2 for r in throughput)
+    # What stays in memory is what tables and charts show.
+    for candidate, record in zip(undisturbed.report.candidates, accuracy, strict=True):
+        assert candidate.record is not None
+        assert candidate.record.metrics == record.metrics
+        assert "operands" in record.details
+        assert "operands" not in candidate.record.details
 
 
 def test_again_computes_nothing_and_says_the_same(
