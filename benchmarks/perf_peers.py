@@ -1,17 +1,21 @@
-"""Matmul times: lowprec's kernel level, the plain roofline and peers' formulas on the same points.
+"""Matmul times: lowprec's kernel level, the plain roofline and two peers on the same points.
 
     python benchmarks/perf_peers.py     # needs torch and torchao; a minute
 
 torchao: its inference roofline (torchao.testing.training.roofline_utils, run as installed) on the
-chips and formats that it has. GenZ: its rule restated (abhibambhaniya/GenZ-LLM-Analyzer: the chip's
-16-bit rate and bytes, time times 0.5 for 8 bits and 0.25 for 4, no scales, no launch), because its
-package is not on the index. lowprec twice: with the shipped constants, which were
-fitted to these points, and with the point's machine left out of the fit.
+chips and formats that it has. GenZ: the package itself, which is not on the index: a checkout of
+abhibambhaniya/GenZ-LLM-Analyzer (@091bdd0 was run) and what it imports on PYTHONPATH; "-" without
+it. Its operator and its own table of chips are asked, with one number of bits for all operands, as
+it has them. lowprec twice: with the shipped constants, which were fitted to these points, and with
+the point's machine left out of the fit.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +29,8 @@ from lowprec.spec import Quantizer, Rule
 
 POINTS = Path(__file__).parent / "validation" / "gemm.csv"
 TORCHAO = {"h100_sxm": "NVIDIA H100", "b200": "NVIDIA B200", "mi300x": "AMD Instinct MI300X"}
+# The chips of GenZ's Systems/system_configs.py; of Blackwell it has no B200.
+GENZ = {"a100": "A100_80GB_GPU", "h100_sxm": "H100_GPU", "b200": "GB200", "mi300x": "MI300X"}
 RECIPES = {"tensor/fp8": "tensorwise", "token/fp8": "rowwise", "mx/fp4": "nvfp4"}
 
 
@@ -38,21 +44,35 @@ def roofline(s: Sample) -> float:
     return found.total - (found.quantize if s.quantized else 0.0)
 
 
-def genz(s: Sample) -> float:
-    """GenZ's rule: one factor for the narrower operand, on time of compute and of memory."""
-    op = s.op
-    factor = {16: 1.0, 8: 0.5, 4: 0.25}[_bits(s)]
-    rate = max(p.rate.value for p in s.plan.machine.datapaths if _is_sixteen(p))
-    moved = 2 * (op.m * op.k + op.n * op.k + op.m * op.n)
-    return factor * max(op.flops / rate, moved / s.plan.chip.bandwidth)
+def genz() -> Callable[[Sample], float | None]:
+    """What GenZ says of a sample; None where it has no such chip, or is not there."""
+    found = importlib.util.find_spec("GenZ")
+    if found is None or found.origin is None:
+        return lambda _: None
+    operators, systems, units = (
+        importlib.import_module(f"GenZ.{name}") for name in ("operators", "system", "unit")
+    )
+    chips: dict[str, Any] = {}
+    exec((Path(found.origin).parents[1] / "Systems" / "system_configs.py").read_text(), chips)
+
+    def seconds(s: Sample) -> float | None:
+        name = GENZ.get(s.plan.chip.name)
+        if name is None:
+            return None
+        chip = chips["system_configs"][name]
+        system = systems.System(
+            flops=chip["Flops"], offchip_mem_bw=chip["Memory_BW"], bits=_bits(s.plan.path)
+        )
+        gemm = operators.GEMM(["gemm", 1, s.op.n, s.op.m, s.op.k, 0, 3], (1.0, 1.0, 1.0))
+        return 1e-3 * float(gemm.get_roofline(system, units.Unit())["Latency (msec)"])
+
+    return seconds
 
 
-def _bits(s: Sample) -> int:
-    return int(s.plan.path.rpartition("/")[2].removeprefix("fp").removeprefix("int"))
-
-
-def _is_sixteen(path: Any) -> bool:
-    return any(fmt.bits == 16 for fmt in path.operands)
+def _bits(path: str) -> str:
+    """GenZ's word for the operands of a path."""
+    kind, _, fmt = path.partition("/")
+    return {"plain": "bf16", "weight": f"int{fmt}"}.get(kind, fmt)
 
 
 def torchao(s: Sample, utils: Any, torch: Any) -> float | None:
@@ -84,16 +104,18 @@ def main() -> None:
     left: dict[tuple[str, str], list[float]] = {}
     for residual in residuals(groups, fitted_groups(), "machine"):
         left.setdefault(residual.sample.group, []).append(residual.predicted)
-    header = ("machine", "path", "n", "lowprec", "left out", "roofline", "GenZ rule", "torchao")
+    peer = genz()
+    header = ("machine", "path", "n", "lowprec", "left out", "roofline", "GenZ", "torchao")
     print("median absolute error, %")
     print("{:<10}{:<12}{:>5}{:>9}{:>10}{:>10}{:>11}{:>9}".format(*header))
     for group, data in groups.items():
-        measured = np.array([s.seconds for s in data])
+        # Without what the way of timing added, which no model of a kernel has.
+        measured = np.array([s.seconds - s.dispatch for s in data])
         columns: list[list[float | None]] = [
             [priced(s.op, s.plan, quantized=s.quantized).seconds.total for s in data],
-            list(left[group]),
+            [t - s.dispatch for t, s in zip(left[group], data, strict=True)],
             [roofline(s) for s in data],
-            [genz(s) for s in data],
+            [peer(s) for s in data],
             [torchao(s, roofline_utils, torch) for s in data],
         ]
         cells = []
