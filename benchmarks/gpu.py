@@ -1,9 +1,11 @@
-"""On a GPU: the bits of the compiled definition against the CPU's, and its bandwidth against copy_.
+"""On a GPU: the bits of the compiled definition and of the Triton kernels against the CPU's, their
+bandwidth against copy_, and the block-scaled matmul against torch's of bfloat16.
 
     python benchmarks/gpu.py [--elements N] [--json]
 
-The CPU's bits are those that the tests hold to the oracle. The bar is 85 % of copy_. Exit code 1
-where a bit differs. Without a GPU it says so and measures nothing.
+The CPU's bits are those that the tests hold to the oracle; of matmuls, those of
+`triton.datapath_of`. The bar is 85 % of copy_. Exit code 1 where a bit differs. Without a GPU it
+says so and measures nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +25,12 @@ FORMATS = (
     "float8_e4m3fn", "float8_e5m2", "float6_e2m3fn", "float4_e2m1fn", "int8", "mxfp8_e4m3/floor",
     "mxfp6_e3m2/rceil", "mxfp4/even", "mxint8/floor", "nvfp4/amax", "float8_e4m3fn/amax:channel",
 )  # fmt: skip
+# Matmuls whose sums are exact, so that every bit is known.
+MATMULS = (
+    ("mxfp4/floor", "mxfp4/floor"), ("nvfp4/amax", "nvfp4/amax"), ("mxint8/floor", "mxfp4/rceil"),
+    ("mxfp6_e2m3/floor", "mxfp6_e2m3/floor"), ("int8/amax:channel", "int4/amax:channel"),
+)  # fmt: skip
+SIZE = 4096
 BAR = 0.85
 
 
@@ -37,13 +45,47 @@ def hard_inputs() -> Tensor:
     return torch.cat([wild, every, tame.flatten()]).view(-1, 256)
 
 
-def differing_bits(name: str, device: torch.device) -> int:
+def differing_bits(name: str, device: torch.device, function: Callable[..., Tensor]) -> int:
     fmt = quantizer(name).format
     whole = getattr(fmt, "outer", None) is not None or getattr(fmt, "block", "") == "tensor"
     x = hard_inputs()[-4096:] if whole else hard_inputs()
-    there, here = kernels.fake_quantize(x.to(device), name).cpu(), kernels.fake_quantize(x, name)
+    return differing(function(x.to(device), name).cpu(), kernels.fake_quantize(x, name))
+
+
+def differing(there: Tensor, here: Tensor) -> int:
     both_nan = there.isnan() & here.isnan()
     return int(((there.view(torch.int32) != here.view(torch.int32)) & ~both_nan).sum())
+
+
+def matmul_row(a: str, w: str, device: torch.device) -> dict[str, object]:
+    """Its differing bits on small operands of all magnitudes, and its speed on large ones."""
+    from lowprec.kernels import triton
+
+    x, weight = hard_inputs()[-256:], torch.randn(192, 256, generator=torch.Generator())
+    path = triton.datapath_of(quantizer(a), quantizer(w))
+    here = kernels.matmul(x, weight, a=a, w=w, datapath=path)
+    there = triton.matmul(x.to(device), weight.to(device), a=a, w=w).cpu()
+    big = torch.randn(SIZE, SIZE, device=device)
+    codes = triton.quantize(big, a), triton.quantize(big, w)
+    taken = seconds(lambda: triton.matmul(*codes))
+    narrow = big.bfloat16()
+    return {
+        "matmul": f"{a} x {w}",
+        "differing_bits": differing(there, here),
+        "flops_per_second": 2 * SIZE**3 / taken,
+        "of_bfloat16": seconds(lambda: narrow @ narrow.mT) / taken,
+    }
+
+
+def row(by: str, name: str, x: Tensor, copy: float, taken: float, bits: int) -> dict[str, object]:
+    return {
+        "by": by,
+        "quantizer": name,
+        "differing_bits": bits,
+        "seconds": taken,
+        "bytes_per_second": 2 * x.nbytes / taken,
+        "of_copy": copy / taken,
+    }
 
 
 def seconds(run: Callable[[], object], rounds: int = 20) -> float:
@@ -71,29 +113,39 @@ def main() -> int:
     x = torch.randn(arguments.elements // 4096, 4096, device=device)
     out = torch.empty_like(x)
     copy = seconds(lambda: out.copy_(x))
+    from lowprec.kernels import triton
+
     rows = []
     for name in FORMATS:
         taken = seconds(lambda name=name: kernels.fake_quantize(x, name, out=out))
-        rows.append(
-            {
-                "quantizer": name,
-                "differing_bits": differing_bits(name, device),
-                "seconds": taken,
-                "bytes_per_second": 2 * x.nbytes / taken,
-                "of_copy": copy / taken,
-            }
-        )
+        bits = differing_bits(name, device, kernels.fake_quantize)
+        rows.append(row("compile", name, x, copy, taken, bits))
+        taken = seconds(lambda name=name: triton.fake_quantize(x, name))
+        bits = differing_bits(name, device, triton.fake_quantize)
+        rows.append(row("triton", name, x, copy, taken, bits))
+    matmuls = [matmul_row(a, w, device) for a, w in MATMULS]
     if arguments.json:
-        print(json.dumps({"device": torch.cuda.get_device_name(), "copy": copy, "rows": rows}))
+        found = {"device": torch.cuda.get_device_name(), "copy": copy, "rows": rows}
+        print(json.dumps(found | {"matmuls": matmuls}))
     else:
         print(f"{torch.cuda.get_device_name()}, {x.numel():,} float32, copy_ {copy * 1e3:.3f} ms")
-        for row in rows:
-            print(
-                f"{row['quantizer']:30} {row['differing_bits']:6} bits differ  "
-                f"{row['bytes_per_second'] / 1e9:8.0f} GB/s  {row['of_copy']:.2f} of copy_ "
-                f"({'meets' if row['of_copy'] >= BAR else 'misses'} {BAR})"
-            )
-    return int(any(row["differing_bits"] for row in rows))
+        show(rows, matmuls)
+    return int(any(each["differing_bits"] for each in (*rows, *matmuls)))
+
+
+def show(rows: list[dict[str, object]], matmuls: list[dict[str, object]]) -> None:
+    for each in rows:
+        print(
+            f"{each['by']:8} {each['quantizer']:30} {each['differing_bits']:6} bits differ  "
+            f"{each['bytes_per_second'] / 1e9:8.0f} GB/s  {each['of_copy']:.2f} of copy_ "
+            f"({'meets' if each['of_copy'] >= BAR else 'misses'} {BAR})"
+        )
+    for each in matmuls:
+        print(
+            f"triton   {each['matmul']:40} {each['differing_bits']:6} bits differ  "
+            f"{each['flops_per_second'] / 1e12:8.0f} TFLOP/s  "
+            f"{each['of_bfloat16']:.2f} times torch's bfloat16"
+        )
 
 
 if __name__ == "__main__":
