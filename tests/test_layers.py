@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoints": _CORE | {"nn"},
     "eval": _CORE | {"nn", "checkpoints"},
     "report": _DATA | {"exact", "perf"},
-    "proposal": _DATA | {"exact", "perf", "report"},
+    "proposal": _DATA | {"exact", "perf", "report", "rtl"},
     "studies": _CORE | {"nn", "eval", "report"},
     "cli": _CORE | {"rtl", "nn", "eval", "studies", "report", "proposal"},
     "__init__": _CORE | {"nn", "checkpoints", "eval", "studies", "report"},
@@ -258,6 +258,8 @@ LIGHT = {
     "lowprec verify --help": _command("verify", "--help"),
     "import lowprec.proposal.verify": "import lowprec.proposal.verify",
     "import lowprec.proposal.vectors": "import lowprec.proposal.vectors",
+    "import lowprec.proposal.package": "import lowprec.proposal.package",
+    "lowprec propose --help": _command("propose", "--help"),
 }
 
 

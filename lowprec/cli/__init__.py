@@ -12,6 +12,7 @@ from lowprec.cli import (
     datapath,
     evaluation,
     formats,
+    propose,
     results,
     serving,
     studies,
@@ -34,6 +35,7 @@ for _commands in (
     datapath,
     vectors,
     verify,
+    propose,
 ):
     app.add_typer(_commands.app)
 
