@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from lowprec.perf.grouping import Group
+from lowprec.perf.kernel.plan import sees_whole_tensor
+from lowprec.perf.roofline import nbytes, operands
 from lowprec.perf.sharding import Exchange, Share
-from lowprec.spec import Attention, Embedding, Matmul, Quantizer, Rule, Vector
+from lowprec.spec import Attention, Embedding, Format, Matmul, Quantizer, Rule, Vector
 
 # FlashAttention-2 (arXiv 2307.08691): five products backward, two forward.
 ATTENTION_BACKWARD = 2.5
@@ -22,6 +24,28 @@ def backward(part: Share) -> Share:
     """
     groups = tuple(each for group in part.groups for each in _gradients(group))
     return Share(groups, tuple(map(_mirror, part.exchanges)))
+
+
+def casts(part: Share, dtype: Format) -> float:
+    """Bytes that the second operands of all products take to be quantized; the first one's
+    quantizer is part of a product's price.
+
+    Weights change with every step. Scales of rows or blocks run along the summed axis, which is
+    another one in the backward pass: weights and activations are quantized again for it.
+    """
+    ahead = sum(_cast(group, dtype) for group in part.groups)
+    return ahead + sum(_cast(group, dtype, again=True) for group in backward(part).groups)
+
+
+def _cast(group: Group, dtype: Format, *, again: bool = False) -> float:
+    """Bytes read and written."""
+    if not isinstance(op := group.op, Matmul) or not group.rule:
+        return 0.0
+    _, second = operands(op, group.rule, dtype)
+    if second is dtype or (again and sees_whole_tensor(second)):
+        return 0.0
+    elements = (op.experts * op.n, op.k)
+    return group.count * (nbytes(dtype, elements) + nbytes(second, elements))
 
 
 def _gradients(group: Group) -> Iterator[Group]:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lowprec.errors import LowprecError, unknown
-from lowprec.perf.backward import backward
+from lowprec.errors import LowprecError
+from lowprec.perf.backward import backward, casts
 from lowprec.perf.capacity import gigabytes
 from lowprec.perf.collective import Kind, collective
 from lowprec.perf.estimates import CALIBRATIONS, Pricing, Term, find_system, scalar_dtype
 from lowprec.perf.footprint import Schedule, closing, footprint, parameters
+from lowprec.perf.framework import AS_PRICED, framework
 from lowprec.perf.grouping import Group, grouped
 from lowprec.perf.hardware import Machine
 from lowprec.perf.hardware import machine as load_machine
 from lowprec.perf.parallel import Parallel
 from lowprec.perf.price import Level
 from lowprec.perf.roles import Role, role
-from lowprec.perf.roofline import nbytes, operands
+from lowprec.perf.roofline import nbytes
 from lowprec.perf.sharding import Share, share
 from lowprec.perf.system import System
 from lowprec.perf.validation.point import Calibration
@@ -35,9 +34,7 @@ from lowprec.spec import (
     Workload,
     load_format,
     load_recipe,
-    read_toml,
 )
-from lowprec.spec.load import build
 
 # Bytes per parameter that one step of Adam moves: master weight and two moments, float32, read and
 # written, the float32 gradient read and the model's own copy written in 16 bits.
@@ -107,34 +104,6 @@ def training_step(
     return run.step(workload, recipe)
 
 
-class Framework(Spec):
-    """Seconds of a step over those of its kernels alone; see calibration/training.toml."""
-
-    slowdown: float
-    interval: tuple[float, float]
-    source: str
-
-
-_AS_PRICED = Framework(slowdown=1.0, interval=(1.0, math.inf), source="the bound")
-
-
-def framework(name: str) -> Framework:
-    """LowprecError names the nearest known one."""
-    known = _frameworks()
-    if name not in known:
-        raise unknown("software", name, known)
-    return known[name]
-
-
-@cache
-def _frameworks() -> dict[str, Framework]:
-    path = Path(__file__).parent / "calibration" / "training.toml"
-    return {
-        name: build(Framework, fields | {"interval": tuple(fields["interval"])}, f"{path}: {name}")
-        for name, fields in read_toml(path).items()
-    }
-
-
 def _without_gathered_logits(part: Share) -> Share:
     """The loss is computed on the parts of the vocabulary (arXiv 1909.08053, section 3)."""
     return replace(
@@ -156,6 +125,10 @@ class _Run:
     def parameters(self) -> int:
         return parameters(self.part.groups, self.plan)
 
+    @property
+    def _casts(self) -> float:
+        return casts(self.part, self.dtype) / self.machine.memory.bandwidth.value
+
     def step(self, workload: Workload, recipe: Recipe) -> Step:
         passes = {
             "forward": self._terms(self.part),
@@ -165,7 +138,7 @@ class _Run:
         plan = self.plan
         per_stage = {name: self._slowest_stage(terms) for name, terms in passes.items()}
         sends = self._sends(workload)
-        slowdown = framework(self.how.software) if self.level == "kernel" else _AS_PRICED
+        slowdown = framework(self.how.software) if self.level == "kernel" else AS_PRICED
         per_stage = {name: slowdown.slowdown * value for name, value in per_stage.items()}
         one = sum(per_stage.values()) + sends
         busy = plan.microbatches * one
@@ -175,7 +148,7 @@ class _Run:
             "stages": plan.microbatches * sends,
             "bubble": (plan.pp - 1) / self.how.interleave * one,
             "copies": exposed,
-            "casts": plan.microbatches * self._casts() / plan.pp,
+            "casts": slowdown.slowdown * plan.microbatches * self._casts / plan.pp,
             "optimizer": self._optimizer(),
         }
         seconds = sum(parts.values())
@@ -271,18 +244,6 @@ class _Run:
         return collective(
             kind, size, plan.dp, self.system, stride=apart, software="library"
         ).seconds
-
-    def _casts(self) -> float:
-        """Weights change with every step, so that quantized ones are quantized once per pass."""
-        moved = 0.0
-        for group in self.part.groups:
-            if isinstance(op := group.op, Matmul) and group.stored and group.rule:
-                _, weight = operands(op, group.rule, self.dtype)
-                if weight is not self.dtype:
-                    elements = (op.experts * op.n, op.k)
-                    both = nbytes(self.dtype, elements) + nbytes(weight, elements)
-                    moved += group.stored * both
-        return moved / self.machine.memory.bandwidth.value
 
     def _optimizer(self) -> float:
         shared = self.plan.dp if self.how.sharding != "none" else 1

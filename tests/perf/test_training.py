@@ -6,7 +6,7 @@ import pytest
 
 from lowprec.errors import LowprecError
 from lowprec.perf import machine
-from lowprec.perf.backward import backward
+from lowprec.perf.backward import backward, casts
 from lowprec.perf.footprint import Schedule
 from lowprec.perf.grouping import grouped
 from lowprec.perf.parallel import Parallel
@@ -14,7 +14,7 @@ from lowprec.perf.sharding import share
 from lowprec.perf.training import Step, training_step
 from lowprec.perf.validation.megatron import MODELS
 from lowprec.spec import Attention, Matmul, Workload, load_format, load_recipe
-from tests.perf.workloads import symbolic
+from tests.perf.workloads import matmul, symbolic, workload
 
 BF16 = load_format("bfloat16")
 KEEP = "*: keep"
@@ -136,3 +136,20 @@ def test_no_published_step_beats_the_bound_and_none_is_far_from_it(name: str) ->
         )  # fmt: skip
         assert 0.7 * seconds < found.seconds < seconds
         assert found.chip_bytes < 80e9
+
+
+def test_scales_along_the_summed_axis_are_made_anew_for_the_backward_pass() -> None:
+    def moved(recipe: str) -> float:
+        work = workload(matmul(m=512, n=1024, k=2048))
+        part = share(grouped(work, load_recipe(recipe)), 1, Parallel(), BF16)  # type: ignore[arg-type]
+        return casts(part, BF16)  # type: ignore[arg-type]
+
+    gradients = "input_gradient.gradient={0} weight_gradient.gradient={0}"
+    tensor, row = (
+        moved(f"*: weight={fp8} activation={fp8} " + gradients.format(fp8))
+        for fp8 in ("float8_e4m3fn/amax:tensor", "float8_e4m3fn/amax:channel")
+    )
+    weight, activation = 1024 * 2048, 512 * 2048
+    assert tensor == pytest.approx(3 * weight, rel=0.01)
+    assert row == pytest.approx(3 * (2 * weight + activation), rel=0.01)
+    assert moved("*: keep") == 0

@@ -51,7 +51,7 @@ def kernel(shape: Shape, plan: Plan, read: float, written: float) -> tuple[float
     x_bits, w_bits = plan.x_bits, plan.w_bits
     memory = (read / c.read + written / c.write) / chip.bandwidth
     cores, n, k = chip.cores, shape.n, shape.k
-    core = plan.rate * c.busy / cores
+    core = plan.rate * plan.reach * c.busy / cores
     feed = 8 * c.feed * chip.clock * math.sqrt(chip.width * (x_bits + w_bits) / 32)
     vector = chip.vector / cores
     fill = c.fill * REFERENCE_CLOCK / chip.clock

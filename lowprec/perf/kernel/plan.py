@@ -19,7 +19,8 @@ class Plan:
     """Which datapath multiplies `x` by `w`, by what kind of kernel, and with which constants.
 
     bits: of the operands that the datapath multiplies; x_bits and w_bits: as they enter a core,
-    scales along K included. scaled_tiles: the unit reads a scale for every few 4-bit elements.
+    scales along K included. reach: share of the rate that the kernel's instruction can have.
+    scaled_tiles: the unit reads a scale for every few 4-bit elements.
     convert_x, convert_w: vector operations per element before it is multiplied.
     """
 
@@ -34,6 +35,7 @@ class Plan:
     level: Calibration
     rate: float
     limit: float
+    reach: float
     bits: int
     x_bits: float
     w_bits: float
@@ -52,6 +54,11 @@ class Plan:
             known = self.sizes[key] = nbytes(operand, (rows, columns))
         return known
 
+
+# A kernel that converts weights has them in registers, and the instruction that multiplies those,
+# mma.sync, reaches 0.63 of what the ones on shared memory do on Hopper (HazyResearch, GPUs Go Brrr,
+# 12 May 2024; arXiv 2402.13499; vllm-project/vllm#7174 says 0.75 at best).
+REGISTER_OPERANDS = {"hopper": 0.63}
 
 _PLANS: dict[tuple[int, int, int, int], Plan] = {}
 
@@ -91,6 +98,7 @@ def _plan(x: Operand, w: Operand, machine: Machine, dtype: Format) -> Plan:
         level=level,
         rate=choice.datapath.rate.value,
         limit=choice.datapath.limit.value if choice.datapath.limit else math.inf,
+        reach=1.0 if native else REGISTER_OPERANDS.get(chip.family, 1.0),
         bits=bits,
         x_bits=_bits(x),
         w_bits=_bits(w),

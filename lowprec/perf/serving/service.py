@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from functools import cached_property
 from math import exp, log
 from pathlib import Path
@@ -54,7 +55,8 @@ class Service:
         self.level: Level = level
         self.system = system
         self.calibration: Calibration = "measured"
-        self._priced: dict[tuple[int, int, int], float] = {}
+        # Seconds of all kernels of a pass, and those of them that are quantizers on their own.
+        self._priced: dict[tuple[int, int, int], tuple[float, float]] = {}
 
     def decode(self, batch: float, context: float) -> float:
         """Seconds of a step of `batch` sequences behind `context` cached tokens each."""
@@ -92,9 +94,18 @@ class Service:
             terms = self._pricing.terms(self._share(work))
             found = min((term.calibration for term in terms), key=CALIBRATIONS.index)
             self.calibration = min(self.calibration, found, key=CALIBRATIONS.index)
-            hidden = 1 - self.backend.quantizers
-            self._priced[key] = sum(t.seconds - hidden * t.resources.quantize for t in terms)
-        return self._priced[key]
+            self._priced[key] = (
+                sum(t.seconds for t in terms),
+                sum(t.resources.quantize for t in terms),
+            )
+        total, quantizers = self._priced[key]
+        return total - (1 - self.backend.quantizers) * quantizers
+
+    def with_backend(self, library: Backend) -> Service:
+        """The same passes, priced once for both, under other constants of a library."""
+        changed = copy(self)
+        changed.backend = library
+        return changed
 
     @cached_property
     def _pricing(self) -> Pricing:

@@ -159,6 +159,17 @@ def test_a_quantizer_is_a_kernel_of_its_own() -> None:
     )
 
 
+@pytest.mark.parametrize(("chip", "reach"), [("a100", 1.0), ("h100_sxm", 0.63)])
+def test_converted_weights_are_in_registers(chip: str, reach: float) -> None:
+    """Where the fastest instruction takes its operands from shared memory, another one runs."""
+    op = Matmul(kind="matmul", path="a", m=8192, n=8192, k=8192)
+    found = price(op, RULES[6], machine(chip), BF16, "kernel")
+    assert found.choice is not None
+    assert not found.choice.native
+    done = op.flops / found.seconds.total / found.choice.datapath.rate.value
+    assert 0.7 * reach < done < reach
+
+
 def test_paths_are_named_by_what_the_datapath_does() -> None:
     def path(recipe: str, chip: str) -> str:
         rule = load_recipe(recipe).rules[0]
