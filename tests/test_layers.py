@@ -256,6 +256,9 @@ LIGHT = {
     "lowprec perf --help": _command("perf", "--help"),
     "lowprec vectors --help": _command("vectors", "--help"),
     "lowprec verify --help": _command("verify", "--help"),
+    "lowprec compare-platforms": _command(
+        "compare-platforms", "llama-3.1-8b", "--machine", "b200", "--recipe", "mxfp8"
+    ),
     "import lowprec.proposal.verify": "import lowprec.proposal.verify",
     "import lowprec.proposal.vectors": "import lowprec.proposal.vectors",
     "import lowprec.proposal.package": "import lowprec.proposal.package",

@@ -12,6 +12,7 @@ from lowprec.cli import (
     datapath,
     evaluation,
     formats,
+    platforms,
     propose,
     results,
     serving,
@@ -36,6 +37,7 @@ for _commands in (
     vectors,
     verify,
     propose,
+    platforms,
 ):
     app.add_typer(_commands.app)
 
