@@ -64,8 +64,12 @@ def _study_table(rows: list[dict[str, Any]], shown: tuple[str, str, str] | None)
                 "top-1": f"{row['top1']['value']:.3f}",
                 "ppl": f"{row['ppl']['value']:.2f}",
             }
+        if "p_holm" in row:
+            line |= {"p, Holm": f"{row['p_holm']:.2g}", "q, BH": f"{row['q_bh']:.2g}"}
         lines.append(line | {m: engineering(v) for m, v in row["tokens_per_second"].items()})
     show_rows(lines, as_json=False)
+    if any("p_holm" in row for row in rows):
+        print("p, Holm and q, BH: that ΔNLL is 0, corrected for the number of recipes")
     if shown:
         print(f"tokens/s per chip: modelled for {shown[0]}, {shown[2]}")
 

@@ -102,15 +102,15 @@ def write_chart(records: Sequence[Record], baseline: str, folder: Path) -> tuple
     """``curves.html``, which needs no network, and ``curves.png`` in `folder`."""
     import vl_convert
 
-    chart = _chart(points(records, baseline), baseline)
-    spec = chart.to_dict()
+    spec = chart(points(records, baseline), baseline).to_dict()
     page, image = folder / "curves.html", folder / "curves.png"
     page.write_text(vl_convert.vegalite_to_html(spec, bundle=True))
     image.write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
     return page, image
 
 
-def _chart(rows: list[dict[str, Any]], baseline: str) -> Any:
+def chart(rows: list[dict[str, Any]], baseline: str) -> Any:
+    """Altair's chart of `points`: the loss, and its difference to the baseline."""
     import altair as alt
 
     names = list(dict.fromkeys([baseline, *(row["recipe"] for row in rows)]))

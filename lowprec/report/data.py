@@ -13,11 +13,14 @@ from lowprec.spec.record import Metric, Record
 
 @dataclass(frozen=True)
 class Candidate:
-    """A recipe under its name in the study, and its accuracy record where one was measured."""
+    """A recipe under its name in the study, and its accuracy record where one was measured.
+    corrected: the p-value of "dnll is 0" after Holm and after Benjamini and Hochberg, over all
+    recipes of the study."""
 
     name: str
     recipe: Recipe
     record: Record | None
+    corrected: tuple[float, float] | None = None
 
     def metric(self, name: str) -> Metric | None:
         return self.record.metrics.get(name) if self.record else None
@@ -95,7 +98,9 @@ class Failed:
 class Report:
     """All of it. shown: (model, machine, workload) that the main chart opens with. protocol:
     (what, how) lines; digests: (what, digest) lines; failed: cells that are missing. sensitivity,
-    searched: rows of `lowprec sensitivity` and `lowprec search` in the study's folder, as JSON."""
+    searched, tasks, training: rows of `lowprec sensitivity`, `lowprec search`,
+    `lowprec eval --tasks` and ``evals/pretrain.py`` in the study's folder, as JSON; curves:
+    Vega-Lite of the last."""
 
     title: str
     candidates: tuple[Candidate, ...]
@@ -107,6 +112,9 @@ class Report:
     failed: tuple[Failed, ...] = ()
     sensitivity: tuple[dict[str, Any], ...] = ()
     searched: tuple[dict[str, Any], ...] = ()
+    tasks: tuple[dict[str, Any], ...] = ()
+    training: tuple[dict[str, Any], ...] = ()
+    curves: dict[str, Any] | None = None
 
 
 def _spell(quantizers: list[Quantizer | None]) -> str:

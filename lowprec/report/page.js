@@ -119,5 +119,6 @@ document.querySelectorAll(".big-table").forEach(bigTable);
 document.querySelectorAll("table.sortable").forEach(sortable);
 Promise.all([
   chart("main-chart", DATA.main_chart), chart("layer-chart", DATA.layer_chart),
-  chart("heat-map", DATA.heat_map), chart("bits-chart", DATA.bits_chart)])
+  chart("heat-map", DATA.heat_map), chart("bits-chart", DATA.bits_chart),
+  chart("curves", DATA.curves)])
   .then(() => { document.documentElement.dataset.ready = "yes"; });

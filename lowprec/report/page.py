@@ -9,6 +9,7 @@ from typing import Any
 
 from lowprec.report.charts import layer_chart, losses, main_chart, main_text, place_labels
 from lowprec.report.data import Report
+from lowprec.report.outcomes import task_rows, training_rows, training_text
 from lowprec.report.sensitivity import (
     bits_chart,
     bits_text,
@@ -62,6 +63,7 @@ def html(report: Report) -> str:
         "sensitivity": sensitivity_table(report).to_json(),
         "heat_map": heat_map(report),
         "bits_chart": bits_chart(report),
+        "curves": vl_convert.vegalite_to_vega(report.curves) if report.curves else None,
     }
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     safe = Markup
@@ -74,6 +76,9 @@ def html(report: Report) -> str:
         heat=heat_text(report) if data["heat_map"] else "",
         bits=bits_text(report) if data["bits_chart"] else "",
         main_text=main_text(report),
+        tasks=task_rows(report),
+        training=training_rows(report),
+        training_text=training_text(report),
         price_columns=len(PRICES),
         version=__version__,
         css=safe(_resource("page.css")),

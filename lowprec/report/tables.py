@@ -122,8 +122,15 @@ def _accuracy(candidate: Candidate) -> dict[str, Any]:
     }
     for heading, name, form in METRICS:
         row[heading] = with_interval(candidate, name, form)
+    by_holm, by_bh = candidate.corrected or (None, None)
+    for heading, value in (("p (ΔNLL), Holm", by_holm), ("q (ΔNLL), BH", by_bh)):
+        row[heading] = _probability(value)
     row["Covered"] = number(covered(candidate), "{:.1%}")
     return row | {"Weights": candidate.weight, "Activations": candidate.activation}
+
+
+def _probability(value: float | None) -> dict[str, Any]:
+    return {"value": 1e9, "text": "-"} if value is None else number(value, "{:.2g}")
 
 
 def covered(candidate: Candidate) -> float:

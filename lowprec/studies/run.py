@@ -16,12 +16,13 @@ from lowprec.report.data import Failed, Report
 from lowprec.report.progress import Progress, SilentProgress
 from lowprec.spec.base import digest
 from lowprec.spec.record import Record
+from lowprec.studies.beside import found_beside
 from lowprec.studies.cells import Cells, Executor, keep, read
 from lowprec.studies.executor.cell import Outcome, failed
 from lowprec.studies.shapes import Shape, load_shape
 from lowprec.studies.store import Failure, Store, dump, write_atomically
 from lowprec.studies.study import Study, load_study
-from lowprec.studies.summary import Priced, build_report, found_beside, manifest
+from lowprec.studies.summary import Priced, build_report, manifest
 from lowprec.studies.throughput import jobs, load_machines, price, subject, tracer
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ class _Run:
         accuracy = self._accuracy(bench) if bench else []
         priced = self._throughput(shapes, machines)
         result = build_report(self.plan, accuracy, priced, machines, self.failed)
-        beside: dict[str, Any] = found_beside(self.store.folder)
+        names = {named.recipe.spell(): named.name for named in self.plan.recipes}
+        beside: dict[str, Any] = found_beside(self.store.folder, names)
         result = replace(result, **beside)
         write_atomically(self.store.folder / "study.json", manifest(self.plan, accuracy, priced))
         with self.progress.task("report"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from lowprec.perf import Machine, Quantity
@@ -38,8 +37,8 @@ def build_report(
     accuracy: a record per recipe, or None where its cell failed; or nothing at all."""
     records: list[Record | None] = [*accuracy] or [None] * len(plan.recipes)
     candidates = tuple(
-        Candidate(named.name, named.recipe, record)
-        for named, record in zip(plan.recipes, records, strict=True)
+        Candidate(named.name, named.recipe, record, corrected)
+        for named, record, corrected in zip(plan.recipes, records, _corrected(records), strict=True)
     )
     prices = _prices(candidates, priced)
     return Report(
@@ -54,18 +53,22 @@ def build_report(
     )
 
 
-def found_beside(folder: Path) -> dict[str, tuple[dict[str, Any], ...]]:
-    """What `lowprec sensitivity` and `lowprec search` left in a study's folder, if anything."""
-    found = {}
-    for key, name, part in (
-        ("sensitivity", "sensitivity.json", "rows"),
-        ("searched", "search.json", "candidates"),
-    ):
-        try:
-            found[key] = tuple(json.loads((folder / name).read_text())[part])
-        except (OSError, ValueError, KeyError):
-            continue
-    return found
+def _corrected(records: Sequence[Record | None]) -> list[tuple[float, float] | None]:
+    """The p-values of "it loses no likelihood" (dnll is 0), of all recipes that were measured,
+    after Holm and after Benjamini and Hochberg."""
+    measured = [r is not None and "dof" in r.details for r in records]
+    if not any(measured):
+        return [None] * len(records)
+    from lowprec.eval.significance import benjamini_hochberg, holm
+    from lowprec.eval.statistics import p_value
+
+    p = []
+    for record in records:
+        if record is not None and "dof" in record.details:
+            metric = record.metrics["dnll"]
+            p.append(p_value(metric.value, metric.se or 0.0, record.details["dof"]))
+    both = iter(zip(holm(p), benjamini_hochberg(p), strict=True))
+    return [next(both) if known else None for known in measured]
 
 
 def rows(result: Report, machines: int = 4) -> list[dict[str, Any]]:
@@ -83,6 +86,8 @@ def rows(result: Report, machines: int = 4) -> list[dict[str, Any]]:
             metric = c.metric(key)
             if metric:
                 row[key] = {"value": metric.value, "se": metric.se, "interval": c.interval(key)}
+        if c.corrected is not None:
+            row |= {"p_holm": c.corrected[0], "q_bh": c.corrected[1]}
         some = list(speeds.get(c.name, {}).items())[:machines]
         found.append(row | {"tokens_per_second": dict(some)})
     return found

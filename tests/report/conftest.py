@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from lowprec.eval.training_report import chart
 from lowprec.report.data import Candidate, Failed, Price, Report, Source
 from lowprec.spec import Metric, Record, load_recipe
 
@@ -58,7 +61,8 @@ def record(recipe: str, kl: float) -> Record:
 @pytest.fixture(scope="session")
 def report() -> Report:
     candidates = tuple(
-        Candidate(name, load_recipe(text), record(text, kl)) for name, (text, kl) in LOSS.items()
+        Candidate(name, load_recipe(text), record(text, kl), (min(1, kl), kl / 9))
+        for name, (text, kl) in LOSS.items()
     )
     prices = tuple(
         Price(
@@ -106,7 +110,31 @@ def report() -> Report:
                 "metrics": {"kl": {"value": 0.2, "interval": [0.18, 0.22]}},
             },
         ),
-    )
+        tasks=(task("acc", 0.4, -0.05, 0.06), task("perplexity", 90.0, None, None)),
+        training=tuple(
+            {"recipe": name, "seeds": [0, 1], "diverged": 0, "nll": 1.3 + by, "difference": by,
+             "interval": (by - 0.01, by + 0.01)}
+            for name, by in (("bf16", 0.0), ("nvfp4", 0.02))
+        ),
+        curves=chart(CURVES, "bf16").to_dict(),
+    )  # fmt: skip
+
+
+CURVES = [
+    {"recipe": name, "step": step, "nll": 5 / step + by, "nll_low": 4.9 / step + by,
+     "nll_high": 5.1 / step + by, "difference": by, "low": by - 0.01, "high": by + 0.01}
+    for name, by in (("bf16", 0.0), ("nvfp4", 0.02))
+    for step in (1, 2, 3)
+]  # fmt: skip
+
+
+def task(metric: str, score: float, change: float | None, half: float | None) -> dict[str, Any]:
+    asked = None if change is None else 0.03
+    return {
+        "recipe": "nvfp4", "model": "tiny", "task": "arc_easy", "metric": metric, "score": score,
+        "base": score + 0.05, "items": 100, "half": half, "change": change, "change_half": half,
+        "lost": 9, "gained": 4, "p": asked, "holm": asked, "bh": asked,
+    }  # fmt: skip
 
 
 def _speed(candidate: Candidate) -> float:

@@ -38,11 +38,12 @@ def folder(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def dom(page: Path, tmp_path: Path) -> str:
+def dom(page: Path, tmp_path: Path, *flags: str) -> str:
     """The page's document after its scripts ran, as Chromium has it."""
     if CHROMIUM is None:
         pytest.skip("no chromium on PATH; on Debian: apt install chromium")
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path}", "--dump-dom", page.as_uri()]
+    profile = f"--user-data-dir={tmp_path}"
+    command = [CHROMIUM, *FLAGS, *flags, profile, "--dump-dom", page.as_uri()]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return run.stdout
 
@@ -69,15 +70,105 @@ def test_the_page_works_in_a_browser(folder: Path, report: Report, tmp_path: Pat
     # A cell per layer, module and operand, of the measure that the list opens with.
     assert heat.count('aria-roledescription="rect mark container"') == 2
     assert len(re.findall(r'aria-roledescription="rect mark"', heat)) == len(report.sensitivity)
-    bits = text[text.index('id="bits-chart"') : text.index('id="failed"')]
+    bits = text[text.index('id="bits-chart"') : text.index('id="tasks"')]
     assert len(re.findall(r'aria-roledescription="point"', bits)) == len(report.candidates)
     assert "its logits are &lt;not&gt; finite" in text
-    for place in ("main-chart", "bits-chart", "layer-chart", "heat-map"):
+    curves = text[text.index('id="curves"') : text.index('id="training-table"')]
+    # Two recipes' losses, and one difference: the baseline's to itself is not drawn.
+    assert curves.count('aria-roledescription="line mark container"') == 3
+    tasks = text[text.index('id="task-table"') : text.index('id="training"')]
+    assert "-0.0500 ± 0.0600" in tasks
+    assert tasks.count("<td") == 2 * 12
+    for place in ("main-chart", "bits-chart", "layer-chart", "heat-map", "curves"):
         label = re.search(rf'id="{place}"[^>]*aria-label="([^"]*)"', text)
         assert label is not None
         assert len(label[1]) > 40
     layers = text[text.index('id="layer-chart"') : text.index('id="coverage"')]
     assert "<svg" in layers
+
+
+# What a reader does, once the page is ready: type, sort, turn the page, choose in the lists.
+VISIT = """
+<script>
+const said = document.documentElement.dataset;
+const wait = setInterval(async () => {
+  if (said.ready !== "yes") return;
+  clearInterval(wait);
+  const prices = document.querySelector("[data-table=prices]");
+  const first = () => prices.querySelector("tbody tr").textContent;
+  prices.querySelector(".pager button:last-child").click();
+  said.second = prices.querySelector(".pager span").textContent;
+  const filter = prices.querySelector("[aria-label='filter recipe']");
+  filter.value = "MXINT8";
+  filter.dispatchEvent(new Event("input"));
+  said.kept = prices.dataset.rows;
+  filter.value = "";
+  filter.dispatchEvent(new Event("input"));
+  const speed = prices.querySelectorAll("th")[4];
+  speed.click();
+  said.slowest = first();
+  speed.click();
+  said.fastest = first();
+  const table = document.getElementById("accuracy-table");
+  table.tHead.rows[0].cells[3].click();
+  said.least = table.tBodies[0].rows[0].cells[0].textContent;
+  table.tHead.rows[0].cells[3].click();
+  said.most = table.tBodies[0].rows[0].cells[0].textContent;
+  const points = () => [...document.querySelectorAll("#main-chart [aria-roledescription=point]")];
+  const before = points().map((p) => p.getAttribute("aria-label")).join();
+  const list = document.querySelectorAll("#main-chart-controls select")[1];
+  list.value = "h100";
+  list.dispatchEvent(new Event("input"));
+  list.dispatchEvent(new Event("change"));
+  setTimeout(() => {
+    const after = points().map((p) => p.getAttribute("aria-label")).join();
+    said.moved = before !== after && points().length > 0 ? "yes" : "no";
+    said.wide = document.documentElement.scrollWidth > window.innerWidth ? "yes" : "no";
+    said.width = window.innerWidth;
+    said.visited = "yes";
+  }, 500);
+}, 50);
+</script>
+"""
+
+
+@pytest.mark.parametrize("size", ["1300,900", "390,844"])
+def test_it_answers_a_reader_on_a_desk_and_on_a_phone(
+    folder: Path, report: Report, tmp_path: Path, size: str
+) -> None:
+    visited = tmp_path / "visited.html"
+    page, end, rest = (folder / "report.html").read_text().rpartition("</body>")
+    visited.write_text(page + VISIT + end + rest)
+    found = dom(visited, tmp_path / "profile", f"--window-size={size}")
+    said = dict(re.findall(r'data-(\w+)="([^"]*)"', found[: found.index("<head>")]))
+    assert "error" not in said
+    assert said["visited"] == "yes"
+    assert said["second"] == f"26 to 50 of {len(report.prices)}"
+    assert int(said["kept"]) == sum(p.candidate == "mxint8" for p in report.prices)
+    assert "400" in said["slowest"]
+    assert "13,000" in said["fastest"]
+    assert (said["least"], said["most"]) == ("float32", "int4 &lt;/script&gt; channel")
+    assert said["moved"] == "yes"
+    # Wide tables and charts scroll by themselves, and not the page with them.
+    assert said["wide"] == "no"
+
+
+@pytest.mark.skipif(shutil.which("pdftotext") is None, reason="pdftotext reads the print")
+def test_it_prints(folder: Path, tmp_path: Path) -> None:
+    if CHROMIUM is None:
+        pytest.skip("no chromium on PATH; on Debian: apt install chromium")
+    pdf = tmp_path / "report.pdf"
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", f"--print-to-pdf={pdf}"]
+    subprocess.run(
+        [*command, (folder / "report.html").as_uri()], capture_output=True, timeout=120, check=True
+    )
+    text = subprocess.run(["pdftotext", "-layout", pdf, "-"], capture_output=True, check=True)
+    printed = text.stdout.decode()
+    for heading in ("Accuracy against bits", "Tasks", "Training", "Sensitivity", "Digests"):
+        assert heading in printed
+    assert "0.4680 ± 0.0520" in printed
+    # Lists and buttons are for the screen.
+    assert "Previous" not in printed
 
 
 def test_an_error_in_the_page_would_be_seen(folder: Path, tmp_path: Path) -> None:
@@ -136,6 +227,7 @@ def test_tables_hold_the_numbers(report: Report) -> None:
     assert row["ΔNLL (nats/token)"]["text"] == "+0.4660 ± 0.0518"
     assert row["Bits W"]["value"] == 4.5
     assert row["Covered"]["text"] == "75.0%"
+    assert (row["p (ΔNLL), Holm"]["text"], row["q (ΔNLL), BH"]["text"]) == ("0.47", "0.052")
     weights = next(row for row in accuracy_rows(report) if row["Recipe"] == "nvfp4 weights")
     assert weights["Bits A"]["text"] == "kept"
     assert layer_table(report).records()[0] == {
