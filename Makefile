@@ -6,7 +6,7 @@ RUN := $(VENV)/bin/python -m
 STAMP := $(VENV)/installed
 PIP_FLAGS := --quiet --disable-pip-version-check --no-input
 
-.PHONY: study test bench clean
+.PHONY: study test bench proposal clean
 .DELETE_ON_ERROR:
 
 study: $(STAMP)
@@ -17,6 +17,11 @@ test: $(STAMP)
 	$(RUN) ruff check .
 	$(RUN) mypy
 	$(RUN) pytest --numprocesses logical --dist worksteal
+
+# The worked example, from its records to the package in proposals/fp5_ue5m3/package.
+proposal: $(STAMP)
+	$(VENV)/bin/lowprec propose proposals/fp5_ue5m3/study --out proposals/fp5_ue5m3/package \
+	  --format proposals/fp5_ue5m3/fp5_ue5m3.toml --baseline mxfp8_e4m3
 
 bench: $(STAMP)
 	$(VENV)/bin/python benchmarks/kernels.py --peers

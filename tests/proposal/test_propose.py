@@ -20,7 +20,7 @@ from lowprec.spec import list_formats, load_datapath, load_format
 from tests.proposal.small_study import write_study
 
 FOLDERS = ("datapath", "figures", "formats", "records", "reference", "rtl", "vectors")
-DOCUMENTS = ("proposal.md", "proposal.html", "proposal.pdf")
+DOCUMENTS = ("proposal.md", "proposal.html", "proposal.pdf", "proposal.png")
 RUN = """
 import sys
 from lowprec.cli import main

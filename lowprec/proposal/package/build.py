@@ -13,9 +13,9 @@ from lowprec.errors import LowprecError
 from lowprec.proposal.document import Document
 from lowprec.proposal.document.html import html
 from lowprec.proposal.document.markdown import FIGURES, markdown
-from lowprec.proposal.document.pdf import pdf
+from lowprec.proposal.document.pdf import pages, pdf
 from lowprec.proposal.evidence import SEARCH, STUDY, Evidence, load_evidence
-from lowprec.proposal.package.hardware import verilog
+from lowprec.proposal.package.hardware import synthesised, verilog
 from lowprec.proposal.package.readme import readme, rendered
 from lowprec.proposal.package.specs import datapath_file, format_files
 from lowprec.proposal.pricing import price
@@ -105,7 +105,7 @@ def _write(p: Proposal, folder: Path, level: Level, say: Say) -> None:
     for name, text in hardware.files.items():
         _put(folder / "rtl" / name, text.encode())
     say("throughput and cost")
-    made = document(p, price(p), sets)
+    made = document(p, price(p), sets, synthesised(p))
     say("the document")
     _documents(made, folder)
     _records(p.evidence, folder / "records")
@@ -124,6 +124,7 @@ def _documents(made: Document, folder: Path) -> None:
         _put(folder / FIGURES / f"{figure.name}.svg", figure.svg.encode())
     _put(folder / "proposal.html", html(made).encode())
     _put(folder / "proposal.pdf", pdf(made))
+    _put(folder / "proposal.png", pages(made)[0])
 
 
 def references(p: Proposal) -> dict[str, str]:

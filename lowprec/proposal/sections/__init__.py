@@ -14,7 +14,7 @@ from lowprec.proposal.sections.accuracy import accuracy
 from lowprec.proposal.sections.arithmetic import arithmetic, conversion
 from lowprec.proposal.sections.claim import claim
 from lowprec.proposal.sections.conformance import conformance, risks
-from lowprec.proposal.sections.datapath import datapath
+from lowprec.proposal.sections.datapath import Synthesised, datapath
 from lowprec.proposal.sections.encoding import encoding, scale
 from lowprec.proposal.sections.storage import storage
 from lowprec.proposal.sections.system import hierarchy, software
@@ -23,8 +23,13 @@ from lowprec.proposal.subject import Proposal
 from lowprec.proposal.vectors import VectorSet
 
 
-def document(p: Proposal, pricing: Pricing, sets: Sequence[VectorSet]) -> Document:
-    """The whole document."""
+def document(
+    p: Proposal,
+    pricing: Pricing,
+    sets: Sequence[VectorSet],
+    measured: Synthesised | None = None,
+) -> Document:
+    """The whole document. measured: gates of the units, where they were synthesised."""
     from lowprec import __version__
 
     facts = [("Format", f"`{p.ours.quantizer.spell()}`")]
@@ -34,7 +39,7 @@ def document(p: Proposal, pricing: Pricing, sets: Sequence[VectorSet]) -> Docume
         ("Evidence", p.evidence.title),
         (
             "Definition",
-            f"`formats/{p.name}.toml`, SHA-256 of its content `{p.ours.format.digest[:16]}`",
+            f"`formats/{p.name}.toml`, SHA-256 of its parameters `{p.ours.format.digest[:16]}`",
         ),
         ("Made by", f"lowprec {__version__}, from records, formats and models alone"),
     ]
@@ -43,14 +48,14 @@ def document(p: Proposal, pricing: Pricing, sets: Sequence[VectorSet]) -> Docume
         words.sentence(words.described(p.ours.format)),
         tuple(facts),
         (
-            claim(p, pricing),
+            claim(p, pricing, measured),
             encoding(p),
             scale(p),
             conversion(p),
             arithmetic(p),
             accuracy(p),
             storage(p),
-            datapath(p),
+            datapath(p, measured),
             throughput(p, pricing),
             pareto(p, pricing),
             hierarchy(p, pricing),

@@ -9,15 +9,15 @@ from lowprec.proposal.document import Absent, Block, Paragraph, Points, Section,
 from lowprec.proposal.pricing import Pricing
 from lowprec.proposal.sections import words
 from lowprec.proposal.sections.accuracy import where
-from lowprec.proposal.sections.datapath import cost_of, ratio_interval
+from lowprec.proposal.sections.datapath import Synthesised, cost_of, ratio_interval
 from lowprec.proposal.sections.storage import bits_of
 from lowprec.proposal.subject import Comparison, Proposal, kl, least
 
 
-def claim(p: Proposal, pricing: Pricing) -> Section:
+def claim(p: Proposal, pricing: Pricing, measured: Synthesised | None) -> Section:
     """Section 1."""
     blocks: list[Block] = [Paragraph(_sentence(p))]
-    rows = list(_rows(p, pricing))
+    rows = list(_rows(p, pricing, measured))
     if rows:
         blocks.append(
             Table(
@@ -46,7 +46,7 @@ def _sentence(p: Proposal) -> str:
     return text + "."
 
 
-def _rows(p: Proposal, pricing: Pricing) -> Iterator[tuple[str, ...]]:
+def _rows(p: Proposal, pricing: Pricing, measured: Synthesised | None) -> Iterator[tuple[str, ...]]:
     base = p.baseline
     if base is not None:
         ratio = words.ratio(p.ours.bits / base.bits)
@@ -64,8 +64,10 @@ def _rows(p: Proposal, pricing: Pricing) -> Iterator[tuple[str, ...]]:
     if isinstance(ours, StructuralCost) and isinstance(theirs, StructuralCost):
         low, high = ratio_interval(ours, theirs)
         gates = ours.gates_per_lane / theirs.gates_per_lane
-        yield ("gates per lane", f"{gates:.2f} of the baseline's",
-               f"modelled, 90 %: {low:.2f} to {high:.2f}", "8")  # fmt: skip
+        how = f"modelled, 90 %: {low:.2f} to {high:.2f}"
+        if measured is not None and measured.ratio is not None:
+            how += f"; synthesised: {measured.ratio:.2f}"
+        yield ("gates per lane", f"{gates:.2f} of the baseline's", how, "8")
     yield from _speeds(pricing)
 
 

@@ -21,11 +21,16 @@ BLOCKS = (8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Synthesised:
-    """Gates per lane that a synthesis counted: of the unit, of the baseline's, and by what tool."""
+    """Gates per lane that a synthesis counted, by component: of the unit, and of the baseline's
+    where that was built. tool: what counted them."""
 
-    ours: float
-    theirs: float | None
+    ours: dict[str, float]
+    theirs: dict[str, float] | None
     tool: str
+
+    @property
+    def ratio(self) -> float | None:
+        return sum(self.ours.values()) / sum(self.theirs.values()) if self.theirs else None
 
 
 def datapath(p: Proposal, measured: Synthesised | None = None) -> Section:
@@ -47,7 +52,7 @@ def datapath(p: Proposal, measured: Synthesised | None = None) -> Section:
     if theirs is not None and p.baseline is not None:
         blocks.append(Paragraph(_delta(p, cost, theirs)))
     if measured is not None:
-        blocks.append(Paragraph(_synthesis(p, measured)))
+        blocks.append(_synthesis(p, measured))
     blocks += _sensitivity(p)
     blocks += [
         Absent(
@@ -74,20 +79,32 @@ def cost_of(side: Side) -> StructuralCost | str:
 
 def _components(p: Proposal, ours: StructuralCost, theirs: StructuralCost | None) -> Table:
     costs = [cost for cost in (ours, theirs) if cost is not None]
-    names = list(dict.fromkeys(name for cost in costs for name in cost.components))
-    rows = [_row(n, [cost.components.get(n, 0.0) / cost.lanes for cost in costs]) for n in names]
-    rows.append(_row("gates per lane", [cost.gates_per_lane for cost in costs]))
-    rows.append(_row("delay, FO4", [cost.delay for cost in costs]))
+    parts = [{k: v / cost.lanes for k, v in cost.components.items()} for cost in costs]
+    caption = f"Gates per lane by component, modelled; {ours.lanes} lanes."
+    return _compared(p, caption, parts, SOURCE, [_row("delay, FO4", [c.delay for c in costs])])
+
+
+def _compared(
+    p: Proposal,
+    caption: str,
+    parts: Sequence[dict[str, float]],
+    source: str,
+    more: Sequence[tuple[str, ...]] = (),
+) -> Table:
+    """Components of one unit or of two, their sums, and further rows."""
+    names = list(dict.fromkeys(name for part in parts for name in part))
+    rows = [_row(name, [part.get(name, 0.0) for part in parts]) for name in names]
+    rows.append(_row("gates per lane", [sum(part.values()) for part in parts]))
     heads = ["component", f"`{p.name}`"]
-    if theirs is not None and p.baseline is not None:
+    if len(parts) == 2 and p.baseline is not None:
         heads += [f"`{p.baseline.name}`", "difference", "ratio"]
     return Table(
-        f"Gates per lane by component; {ours.lanes} lanes.",
+        caption,
         tuple(heads),
-        tuple(rows),
-        SOURCE,
+        (*rows, *more),
+        source,
         right=frozenset(range(1, len(heads))),
-        strong=frozenset({len(rows) - 2}),
+        strong=frozenset({len(rows) - 1}),
     )
 
 
@@ -120,14 +137,15 @@ def ratio_interval(ours: StructuralCost, theirs: StructuralCost) -> tuple[float,
     return ratio / spread, ratio * spread
 
 
-def _synthesis(p: Proposal, measured: Synthesised) -> str:
-    text = f"Synthesised ({measured.tool}), the unit takes {measured.ours:,.0f} gates per lane"
-    if measured.theirs is not None and p.baseline is not None:
-        text += (
-            f" and the baseline's {measured.theirs:,.0f}: a ratio of "
-            f"{measured.ours / measured.theirs:.2f}"
-        )
-    return text + "."
+def _synthesis(p: Proposal, measured: Synthesised) -> Table:
+    parts = [part for part in (measured.ours, measured.theirs) if part is not None]
+    return _compared(
+        p,
+        "The same, synthesised: NAND2 equivalents of a small textbook cell library, no timing "
+        "constraint, nothing optimised across parts.",
+        parts,
+        f"the Verilog of `rtl/` and the baseline's, {measured.tool}",
+    )
 
 
 def _sensitivity(p: Proposal) -> Iterator[Block]:
