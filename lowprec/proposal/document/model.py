@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-_MARKED = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|\^(\([^()]*\)|−?\w+)")
+_MARKED = re.compile(r"`([^`]+)`|\*\*([^*]+)\*\*|\^(\([^()]*\)|−?[\w.]*\w)")
 
 
 @dataclass(frozen=True)

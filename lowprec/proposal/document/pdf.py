@@ -6,11 +6,20 @@ import json
 import shutil
 import tempfile
 from importlib.resources import as_file, files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from lowprec.errors import LowprecError
 from lowprec.proposal.document.model import Document, plain
+
+
+def require_typst() -> None:
+    """LowprecError where typst is not installed."""
+    if find_spec("typst") is None:
+        raise LowprecError(
+            "the PDF needs typst, which is not installed: pip install 'lowprec[proposal]'"
+        )
 
 
 def pdf(document: Document) -> bytes:
@@ -29,12 +38,9 @@ def pages(document: Document, dots_per_inch: float = 110) -> list[bytes]:
 def _set(
     document: Document, form: Literal["pdf", "png"], dots_per_inch: float | None = None
 ) -> list[bytes]:
-    try:
-        import typst
-    except ImportError:
-        raise LowprecError(
-            "the PDF needs typst, which is not installed: pip install 'lowprec[proposal]'"
-        ) from None
+    require_typst()
+    import typst
+
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _write(document, folder)

@@ -13,9 +13,9 @@ from lowprec.errors import LowprecError
 from lowprec.proposal.document import Document
 from lowprec.proposal.document.html import html
 from lowprec.proposal.document.markdown import FIGURES, markdown
-from lowprec.proposal.document.pdf import pages, pdf
+from lowprec.proposal.document.pdf import pages, pdf, require_typst
 from lowprec.proposal.evidence import SEARCH, STUDY, Evidence, load_evidence
-from lowprec.proposal.package.hardware import synthesised, verilog
+from lowprec.proposal.package.hardware import check_tools, synthesised, verilog
 from lowprec.proposal.package.readme import readme, rendered
 from lowprec.proposal.package.specs import datapath_file, format_files
 from lowprec.proposal.pricing import price
@@ -48,6 +48,8 @@ def propose(
     """
     target = Path(out)
     _check_target(target)
+    require_typst()
+    check_tools()
     proposal = make_proposal(load_evidence(Path(study)), str(fmt), baseline)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(dir=target.parent, prefix=".writing-"))

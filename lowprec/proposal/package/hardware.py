@@ -21,15 +21,17 @@ class Verilog:
     missing: tuple[str, ...]
 
 
-def verilog(p: Proposal) -> Verilog:
-    """The dot-product unit and the converter from float32.
-
-    LowprecError where Amaranth or yosys is not installed.
-    """
+def check_tools() -> None:
+    """LowprecError where Amaranth or yosys is not installed."""
     from lowprec.rtl import yosys
-    from lowprec.rtl.converter import converter
 
     yosys.command()
+
+
+def verilog(p: Proposal) -> Verilog:
+    """The dot-product unit and the converter from float32."""
+    from lowprec.rtl.converter import converter
+
     found, missing = {}, []
     try:
         unit = _unit(p.ours)

@@ -52,7 +52,7 @@ def document(
             encoding(p),
             scale(p),
             conversion(p),
-            arithmetic(p),
+            arithmetic(p, sets),
             accuracy(p),
             storage(p),
             datapath(p, measured),

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from lowprec.proposal.document import Absent, Block, Paragraph, Points, Section, Table
 from lowprec.proposal.sections import words
 from lowprec.proposal.sections.encoding import rule_text
+from lowprec.proposal.sections.sums import measured_error
 from lowprec.proposal.subject import Proposal
+from lowprec.proposal.vectors import VectorSet
 from lowprec.proposal.vectors.dots import unit_of
 from lowprec.spec import (
     Aligned,
     BlockFormat,
     Datapath,
     FloatFormat,
-    Format,
+    Quantizer,
     list_datapaths,
     load_datapath,
     load_datapath_facts,
 )
+from lowprec.spec.quantizer import GIVEN_RULES, POWER_OF_TWO_RULES
 
 ROUNDINGS = {
     "nearest-even": "to the nearest value, ties to the even code",
@@ -34,7 +37,7 @@ ROUNDINGS = {
 
 def conversion(p: Proposal) -> Section:
     """Section 4."""
-    fmt, quantizer = p.ours.format, p.ours.quantizer
+    quantizer = p.ours.quantizer
     how = ROUNDINGS.get(quantizer.projection.rounding, quantizer.projection.spell())
     blocks: list[Block] = [
         Paragraph(
@@ -46,7 +49,7 @@ def conversion(p: Proposal) -> Section:
         Table(
             "The ends.",
             ("input", "answer"),
-            tuple(_ends(fmt)),
+            tuple(_ends(quantizer)),
             "the contract of `lowprec.spec.Quantizer`, answered by `lowprec.exact`",
             wide=frozenset({1}),
         ),
@@ -99,28 +102,33 @@ def _overflow(p: Proposal) -> str:
     return kinds.get(saturation, f"`{saturation}`")
 
 
-def _ends(fmt: Format | BlockFormat) -> Iterator[tuple[str, str]]:
+def _ends(quantizer: Quantizer) -> Iterator[tuple[str, str]]:
+    fmt = quantizer.format
     if not isinstance(fmt, BlockFormat):
         yield ("NaN", "NaN" if fmt.has_nan else "no code; 0 by convention")
         yield ("zero", "zero; its sign is kept" if fmt.has_negative_zero else "zero")
         return
-    yield (
-        "a block of zeros",
-        "scale zero" if _zero(fmt.scale) else "the smallest scale; elements 0",
-    )
-    yield (
-        "NaN or infinity in a block",
-        "the scale is NaN and with it every value of the block"
-        + (" (and of the tensor, through the second level)" if fmt.outer else ""),
-    )
-    yield ("a scale beyond its format's range", "the smallest positive or the largest scale")
+    powers = quantizer.rule in POWER_OF_TWO_RULES
+    zero = not powers and (not isinstance(fmt.scale, FloatFormat) or fmt.scale.zero)
+    least = "zero" if zero else "the smallest positive scale"
+    yield ("a block of zeros", f"scale: {least}; elements: zero")
+    yield ("NaN or infinity in a block", _not_finite(quantizer, fmt))
+    below = "the nearest scale, zero included" if zero else "the smallest positive scale"
+    yield ("a scale below its format's range", below)
+    yield ("a scale above it", "the largest scale")
     if fmt.element.has_negative_zero:
         yield ("negative zero", "keeps its sign; so does what is rounded to zero")
     yield ("subnormal inputs", "are numbers like others: nothing is flushed to zero")
 
 
-def _zero(fmt: Format) -> bool:
-    return not isinstance(fmt, FloatFormat) or fmt.zero
+def _not_finite(quantizer: Quantizer, fmt: BlockFormat) -> str:
+    if quantizer.rule in GIVEN_RULES and fmt.outer is None:
+        return "is each element's own: the scale is given and knows nothing of the data"
+    if fmt.outer is not None and fmt.outer.scale.has_nan:
+        return "the outer scale is NaN and with it every value under it"
+    if fmt.scale.has_nan:
+        return "the scale is NaN and with it every value of the block"
+    return "every value of the block is NaN; the codes, all zero, cannot say so"
 
 
 def _cost(p: Proposal) -> Block:
@@ -155,7 +163,7 @@ def _cost(p: Proposal) -> Block:
     )
 
 
-def arithmetic(p: Proposal) -> Section:
+def arithmetic(p: Proposal, sets: Sequence[VectorSet]) -> Section:
     """Section 5."""
     unit = p.ours.unit
     if unit is None:
@@ -170,6 +178,7 @@ def arithmetic(p: Proposal) -> Section:
         _unit_table(unit),
         Points(tuple(_order(unit)), numbered=True),
         *_error(unit),
+        *measured_error(p, sets),
         _shipped(),
     ]
     return Section("Arithmetic", tuple(blocks))
@@ -233,18 +242,21 @@ def _order(unit: Datapath) -> Iterator[str]:
 
 def _error(unit: Datapath) -> Iterator[Block]:
     """A bound that follows from the window alone."""
-    bits = getattr(unit.addition, "fraction_bits", None)
+    if not isinstance(unit.addition, Aligned):
+        return
+    bits = unit.addition.fraction_bits
     if bits is None:
         yield Paragraph("The sum of a step is exact; the only error is the accumulator's rounding.")
         return
+    biased = " and so biased" if unit.addition.rounding != "nearest-even" else ""
     group = (unit.scaling.group if unit.scaling else None) or 1
     terms = -(-unit_of(unit) // group) + 1
     yield Paragraph(
         f"**Worst case.** A step sums {terms} aligned terms, the accumulator among them. Each is "
         f"cut by less than 2^(e − {bits}), with 2^e the power of two of the largest: a step's sum "
         f"is off by less than {terms} · 2^(e − {bits}) before it is rounded to the accumulator. "
-        "The cut is toward zero and so biased; a measured error on real operands is no part of "
-        "the records."
+        f"The cut is {unit.addition.rounding}{biased}; errors on a model's own operands are no "
+        "part of the records."
     )
 
 

@@ -198,8 +198,11 @@ def software(p: Proposal) -> Section:
         Paragraph(
             "**Frameworks.** lowprec runs the format in PyTorch today: `lowprec.wrap` quantizes a "
             "model's operands bit for bit as this document says, from the file in `formats/`; that "
-            "is what the accuracy records were measured with. A tensor type, kernels for training "
-            "and serving engines are what adoption would need."
+            "is what the accuracy records were measured with. `lowprec.kernels.triton` has Triton "
+            "source of the quantizer and the block-scaled matmul, compiled for a format from the "
+            "same file (one scale per block, perhaps under one per tensor), checked bit for bit "
+            "and registered as operators that `torch.compile` and `torch.export` carry. A tensor "
+            "type and serving engines are what adoption would need."
         ),
     ]
     return Section("Software", tuple(blocks))
