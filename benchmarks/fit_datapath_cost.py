@@ -90,9 +90,9 @@ def error(prices: NDArray[np.float64], each: Measured) -> float:
 
 
 def left_out(points: Sequence[Measured], group: Callable[[Point], object]) -> list[float]:
-    """Errors of every unit under constants fitted to those of other groups."""
+    """Errors of every unit that belongs to a group under constants fitted to those of others."""
     found = []
-    for value in dict.fromkeys(group(p.point) for p in points):
+    for value in dict.fromkeys(group(p.point) for p in points if group(p.point) is not None):
         prices = fit([p for p in points if group(p.point) != value])
         found += [error(prices, p) for p in points if group(p.point) == value]
     return found
@@ -105,7 +105,7 @@ def main() -> None:
         "element": lambda p: p.element,
         "window": lambda p: p.window,
         "lanes": lambda p: p.lanes,
-        "scale": lambda p: (p.scale, p.group > 0),
+        "scale": lambda p: (p.scale, p.group > 0) if p.scale else None,
     }
     worst: list[float] = []
     for name, group in groups.items():

@@ -98,15 +98,15 @@ def _scales(
 def _integers(count: Count, path: Datapath, a: IntFormat, b: IntFormat, lanes: int) -> None:
     # Signs cost about another AND per pair of bits.
     count.put("multiply", lanes, array(a.bits, b.bits), mask=2 * a.bits * b.bits)
-    width = count.add(lanes, a.bits + b.bits)
     fmt = path.accumulator
     if isinstance(fmt, IntFormat):
+        count.add(lanes, a.bits + b.bits)
         count.put("accumulate", add=fmt.bits)
         if path.overflow == "saturate":
             count.put("accumulate", compare=2 * fmt.bits, mux=2 * fmt.bits)
         return
     assert isinstance(fmt, FloatFormat)
-    _exact_float(count, path, fmt, Number(width, 0, 0, 0))
+    _exact_float(count, path, fmt, lanes, a.bits + b.bits, a.exponent + b.exponent)
 
 
 def _aligned(
@@ -134,10 +134,10 @@ def _aligned(
     accumulator = path.accumulator
     if exact:
         width = count.align_fixed(terms, n)
-        total = Number(count.add(n, width), 0, 0, 0)
         if isinstance(accumulator, FloatFormat):
-            _exact_float(count, path, accumulator, total)
+            _exact_float(count, path, accumulator, n, width, terms.low - terms.fraction)
         else:
+            count.add(n, width)
             count.put("accumulate", add=accumulator.bits)
         return
     assert isinstance(accumulator, FloatFormat)
@@ -174,16 +174,26 @@ def _common_bits(terms: Number, c: Number) -> int:
     return (max(terms.low + terms.span, c.low + c.span) - low).bit_length()
 
 
-def _exact_float(count: Count, path: Datapath, fmt: FloatFormat, total: Number) -> None:
-    """An exact sum and a float accumulator."""
+def _exact_float(
+    count: Count, path: Datapath, fmt: FloatFormat, n: int, width: int, unit: int
+) -> None:
+    """An exact sum of n terms of `width` bits in units of 2^unit, and a float accumulator: in one
+    fixed-point sum if that is at most twice as wide as the terms, else normalised before."""
     c = count.unpack(fmt, 1)
-    stages = (total.bits - 1).bit_length()
-    count.put("accumulate", negate=total.bits)
-    count.put("add", mux=total.bits * stages, add=stages)
-    spread = Number(total.bits, 0, 0, total.bits - 1 + total.span)
-    wide = (path.result or fmt).precision
+    last = c.low - c.fraction
+    lowest = min(unit, last)
+    highest = max(unit + width, last + c.bits + c.span)
+    if highest - lowest <= 2 * width:
+        start = count.align_fixed(c, 1) + last - lowest
+        _finish(count, path, count.add(n + 1, max(start, width + unit - lowest)), 1)
+        return
+    total = count.add(n, width)
+    stages = (total - 1).bit_length()
+    count.put("accumulate", negate=total)
+    count.put("add", mux=total * stages, add=stages)
+    spread = Number(total, 0, 0, total - 1)
     e_bits = max(c.e_bits, spread.e_bits) + 1
-    _finish(count, path, count.add_pair(c, spread, wide), e_bits)
+    _finish(count, path, count.add_pair(c, spread, (path.result or fmt).precision), e_bits)
 
 
 def _finish(count: Count, path: Datapath, width: int, e_bits: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lowprec.errors import LowprecError
@@ -16,11 +17,19 @@ PORT = 64
 MEMORY_LATENCY = 500e-9
 CACHE_LATENCY = 150e-9
 BARRIER_CLOCKS = 20
+# The share of a core's shared memory that a kernel has for buffers, its bytes at least (where it
+# is smaller, as AMD's, registers hold slices too), and the fewest and most buffers of a kernel.
+BUFFERS = 0.85
+SHARED_MEMORY = 160e3
+STAGES = (2, 16)
+SIZES = (
+    (256, 256), (128, 256), (256, 128), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Device:
-    """SI units; barrier: seconds per step."""
+    """SI units; barrier: seconds per step; buffers: bytes of one core's."""
 
     cores: int
     bandwidth: float
@@ -29,6 +38,7 @@ class Device:
     memory_latency: float
     cache_latency: float
     barrier: float
+    buffers: float
 
     @classmethod
     def of(cls, machine: Machine) -> Device:
@@ -46,6 +56,7 @@ class Device:
         assert machine.memory.cache
         cores, clock = int(machine.cores.value), machine.clock.value
         given = machine.memory.cache_bandwidth
+        shared = machine.core.shared_memory if machine.core else None
         return cls(
             cores=cores,
             bandwidth=machine.memory.bandwidth.value,
@@ -54,12 +65,26 @@ class Device:
             memory_latency=MEMORY_LATENCY,
             cache_latency=CACHE_LATENCY,
             barrier=BARRIER_CLOCKS / clock,
+            buffers=BUFFERS * max(shared.value if shared else 0.0, SHARED_MEMORY),
         )
 
-    def tiling(self, op: Matmul) -> Tiling:
-        """The largest of the usual tiles that gives every core work, else the smallest."""
-        sizes = [(256, 256), (128, 256), (128, 128), (64, 128), (64, 64), (64, 32)]
-        for m, n in sizes:
-            if -(-op.m // m) * -(-op.n // n) >= self.cores:
-                break
-        return Tiling(m=m, n=n, k=64 if op.k <= 4096 else 128)
+    def tiling(
+        self, op: Matmul, x_bits: float, w_bits: float, rate: float, rows: int = 1
+    ) -> Tiling:
+        """Of the usual tiles of `rows` at least the one whose waves take the least, with as many
+        buffers as a core has room for. rate: FLOP/s of all cores."""
+
+        def waves(size: tuple[int, int]) -> float:
+            m, n = size
+            count = math.ceil(op.m / m) * math.ceil(op.n / n)
+            moved = (m * x_bits + n * w_bits) / 8 / self.cache_bandwidth
+            return math.ceil(count / self.cores) * max(2 * m * n / rate, moved)
+
+        k = 64 if op.k <= 4096 else 128
+
+        def stages(size: tuple[int, int]) -> int:
+            return int(self.buffers // (k * (size[0] * x_bits + size[1] * w_bits) / 8))
+
+        fewest, most = STAGES
+        m, n = min((s for s in SIZES if s[0] >= rows and stages(s) >= fewest), key=waves)
+        return Tiling(m=m, n=n, k=k, stages=min(most, stages((m, n))))

@@ -6,7 +6,9 @@ they share, memory and cache, in the order in which they are asked for, and at t
 engine; a step starts when its slices are there, the step before it is done, and costs the matrix
 unit its FLOP and a barrier. As soon as a step is done its buffer asks for the slices of a later
 one. At the end of a tile the vector unit converts the sums and they are written; with two sets of
-accumulators the next tile has begun by then.
+accumulators the next tile has begun by then. The matrix units run at the rate that the chip's watts
+allow in a sustained run; that, the launch and the share of the memory's bandwidth that streams get
+are level 2's constants (lowprec/perf/kernel).
 """
 
 from __future__ import annotations
@@ -19,8 +21,10 @@ from typing import Any
 from lowprec.errors import LowprecError
 from lowprec.perf.chip.device import Device
 from lowprec.perf.chip.tiling import Gemm, Tiling
-from lowprec.perf.datapath import choose
 from lowprec.perf.hardware import Machine
+from lowprec.perf.kernel.clock import sustained
+from lowprec.perf.kernel.gemm import SCALED_TILES
+from lowprec.perf.kernel.plan import plan_of
 from lowprec.perf.roofline import conversions, nbytes, operands
 from lowprec.spec import Format, Matmul, Rule, Spec
 
@@ -122,15 +126,21 @@ def simulate_gemm(
         raise LowprecError(f"{op.path}: the simulation takes one matmul, not a batch or experts")
     device = Device.of(machine)
     x, w = operands(op, rule, dtype)
-    choice = choose(machine.datapaths, x, w, dtype, machine.name)
+    plan = plan_of(x, w, machine, dtype)
+    choice = plan.choice
+    power = sustained(plan.chip.watts, plan.bits, plan.constants.energy)
+    rate = min(plan.rate * plan.reach, plan.limit, power)
+    least = SCALED_TILES[0][0] if plan.scaled_tiles else 1
+    x_bits = 8 * nbytes(x, (op.m, op.k)) / (op.m * op.k)
+    w_bits = 8 * nbytes(w, (op.n, op.k)) / (op.n * op.k)
     gemm = Gemm(
         m=op.m,
         n=op.n,
         k=op.k,
-        x_bits=8 * nbytes(x, (op.m, op.k)) / (op.m * op.k),
-        w_bits=8 * nbytes(w, (op.n, op.k)) / (op.n * op.k),
+        x_bits=x_bits,
+        w_bits=w_bits,
         y_bits=dtype.storage_bits,
-        tiling=tiling or device.tiling(op),
+        tiling=tiling or device.tiling(op, x_bits, w_bits, rate, least),
     )
     converted = 0.0
     if not choice.native:
@@ -138,12 +148,15 @@ def simulate_gemm(
         converted = tile.k * (tile.m * conversions(x, dtype) + tile.n * conversions(w, dtype))
     environment = simpy.Environment()
     hierarchy = Hierarchy(
-        device, device.cache, Server(device.bandwidth), Server(device.cache_bandwidth)
+        device,
+        device.cache,
+        Server(device.bandwidth * plan.constants.read),
+        Server(device.cache_bandwidth),
     )
     cores = [
         Core(
             Server(device.cache_bandwidth / device.cores),
-            Server(choice.datapath.rate.value / device.cores),
+            Server(rate / device.cores),
             Server(machine.vector.rate.value / 2 / device.cores),
         )
         for _ in range(min(device.cores, len(gemm.order)))
@@ -152,7 +165,7 @@ def simulate_gemm(
     for core in cores:
         environment.process(_run(environment, core, todo, gemm, hierarchy, converted))
     environment.run()
-    seconds = environment.now + machine.launch.value
+    seconds = environment.now + plan.constants.launch
     return Simulated(
         seconds=seconds,
         busy={

@@ -12,7 +12,8 @@ from lowprec.errors import unknown
 from lowprec.spec import Spec, read_toml
 from lowprec.spec.load import build
 
-_FILE = Path(__file__).parent / "backends.toml"
+FILE = Path(__file__).parent / "backends.toml"
+_INTERVALS = ("interval", "first_interval")
 Seconds = Annotated[float, Field(ge=0)]
 
 
@@ -26,9 +27,9 @@ class Backend(Spec):
     of the library's server, `prompts` times the pass of its prompt, and that of `burst` times the
     other users' prompts: load generators start all users at once, and they stay together.
     chunk: tokens of one pass at most, prompts included; mixed: whether prompts are
-    processed together with running sequences, or in passes of their own. interval: ratios of
-    measured over predicted time per output token that 90 % of the points lie between; source: the
-    points that the constants were fitted to.
+    processed together with running sequences, or in passes of their own. interval, first_interval:
+    ratios of measured over predicted time per output token, and to the first, that 90 % of the
+    points lie between; source: the points that the constants were fitted to.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Backend(Spec):
     chunk: Annotated[int, Field(ge=1)]
     mixed: bool
     interval: tuple[float, float]
+    first_interval: tuple[float, float]
     source: Annotated[str, Field(min_length=10)]
 
 
@@ -57,12 +59,12 @@ def backend(name: str | Backend) -> Backend:
 
 @cache
 def _all() -> dict[str, Backend]:
-    data = read_toml(_FILE)
+    data = read_toml(FILE)
     return {
         name: build(
             Backend,
-            {"name": name} | fields | {"interval": tuple(fields["interval"])},
-            f"{_FILE}: {name}",
+            {"name": name} | fields | {key: tuple(fields[key]) for key in _INTERVALS},
+            f"{FILE}: {name}",
         )
         for name, fields in data.items()
     }

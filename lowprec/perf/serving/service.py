@@ -57,6 +57,7 @@ class Service:
         self.calibration: Calibration = "measured"
         # Seconds of all kernels of a pass, and those of them that are quantizers on their own.
         self._priced: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._rooms: dict[int, int] = {}
 
     def decode(self, batch: float, context: float) -> float:
         """Seconds of a step of `batch` sequences behind `context` cached tokens each."""
@@ -144,6 +145,11 @@ class Service:
 
         LowprecError if not even one does.
         """
+        if length not in self._rooms:
+            self._rooms[length] = self._room(length)
+        return self._rooms[length]
+
+    def _room(self, length: int) -> int:
         work = self._at_length(1, length)
         held = need(self._share(work), self.plan, self.dtype)
         check(held, self.machine, self.plan, grouped(work, self.recipe), 1, self.dtype)

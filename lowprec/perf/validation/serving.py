@@ -7,12 +7,14 @@ prompts that interrupt the answers. What a row does not say is a reason, not a g
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 
 from lowprec.errors import LowprecError
 from lowprec.perf.hardware import machine
 from lowprec.perf.parallel import Parallel
 from lowprec.perf.serving import Disaggregated, Served, Service, Traffic, disaggregated, static
+from lowprec.perf.serving.backend import Backend, backend
 from lowprec.perf.serving.static import prompt_seconds
 from lowprec.perf.validation.point import Calibration, Point, Prediction
 from lowprec.perf.validation.served import Layout, Lengths, mode_of, recipe_of
@@ -20,8 +22,6 @@ from lowprec.perf.workloads import load_workload
 
 # Load generators of the published points draw lengths between 80 % and all of what a row says.
 _SPREAD = 0.2
-# 90 % interval of times to the first token, of the points of serving/backends.toml.
-_FIRST = (0.45, 2.5)
 _POOL = re.compile(r"(prefill|decode) (\S+) x (tp\S+ dp\S+ moe_tp\S+ ep\S+)")
 
 
@@ -45,7 +45,24 @@ def predict(point: Point) -> Prediction | None:
     return None
 
 
-def _served(point: Point, model: str, metric: str) -> Prediction:
+@dataclass(frozen=True)
+class Load:
+    """How a row was served: by one service, or by one that prefills and one that decodes."""
+
+    services: tuple[Service, ...]
+    pools: Disaggregated | None
+    traffic: Traffic
+
+    def served(self, library: Backend | None = None) -> Served:
+        """library: other constants than the backend's own."""
+        several = [s.with_backend(library) if library else s for s in self.services]
+        if self.pools is None:
+            return static(several[0], self.traffic)
+        return disaggregated(several[0], several[1], self.pools, self.traffic)
+
+
+def load_of(point: Point, model: str) -> Load:
+    """LowprecError: what the row does not say."""
     backend = point.conditions.split(" ")[0]
     lengths = Lengths.read(point.shape)
     traffic = Traffic(
@@ -53,17 +70,20 @@ def _served(point: Point, model: str, metric: str) -> Prediction:
     )
     pools = {name: (count, text) for name, count, text in _POOL.findall(point.shape)}
     if pools:
-        found = _apart(point, model, backend, pools, traffic)
-    else:
-        plan = Layout.read(point.shape).plan()
-        found = static(_service(model, point.hw, point.format, backend, plan), traffic)
+        return _apart(point, model, backend, pools, traffic)
+    plan = Layout.read(point.shape).plan()
+    return Load((_service(model, point.hw, point.format, backend, plan),), None, traffic)
+
+
+def _served(point: Point, model: str, metric: str) -> Prediction:
+    found = load_of(point, model).served()
     seconds = found.tpot.p50 if metric == "TPOT" else found.ttft.p50
     return _prediction(found, seconds, metric, point.unit)
 
 
 def _apart(
     point: Point, model: str, backend: str, pools: dict[str, tuple[str, str]], traffic: Traffic
-) -> Served:
+) -> Load:
     counts, services = [], []
     for name in ("prefill", "decode"):
         if name not in pools or not re.fullmatch(r"[\d.]+", pools[name][0]):
@@ -71,8 +91,7 @@ def _apart(
         counts.append(int(float(pools[name][0])))
         plan = Layout.read(pools[name][1]).plan()
         services.append(_service(model, point.hw, point.format, backend, plan))
-    sizes = Disaggregated(prefill=counts[0], decode=counts[1])
-    return disaggregated(services[0], services[1], sizes, traffic)
+    return Load(tuple(services), Disaggregated(prefill=counts[0], decode=counts[1]), traffic)
 
 
 @lru_cache(maxsize=512)
@@ -123,7 +142,7 @@ def _prediction(found: Served, seconds: float, metric: str, unit: str) -> Predic
         raise LowprecError(f"unit {unit!r}: expected s, ms or us")
     low, high = found.low / found.tpot.p50, found.high / found.tpot.p50
     if metric == "TTFT":
-        low, high = _FIRST
+        low, high = backend(found.backend).first_interval
     value = scale * seconds
     return Prediction(value, low * value, high * value, unit, _level(found.calibration))
 
