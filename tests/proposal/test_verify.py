@@ -60,6 +60,12 @@ def answered(
             "saturates where it should overflow",
         ),
         ("mxfp4/floor", "mxfp4/floor/nearest-away", "rounds ties away from zero"),
+        ("float8_e4m3fn", "float8_e4m3fnuz", "takes it for the FNUZ format of these bits"),
+        ("float8_e4m3fnuz", "float8_e4m3fn", "takes it for the OCP format of these bits"),
+        (
+            "float8_e5m2/cast/OvfInf", "float8_e5m2fnuz/cast/OvfInf",
+            "takes it for the FNUZ format of these bits",
+        ),
     ],
 )  # fmt: skip
 def test_encoders_are_diagnosed(tmp_path: Path, target: str, wrong: str, diagnosis: str) -> None:
@@ -69,6 +75,31 @@ def test_encoders_are_diagnosed(tmp_path: Path, target: str, wrong: str, diagnos
     codes = [(functions.encode_element(number(word, x.format)),) for (word,) in x.words]
     line, diagnoses = answered(tmp_path, asked, {"code": codes})
     assert diagnosis in line
+    assert len(diagnoses) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "diagnosis"),
+    [
+        ("toward-zero/OvfInf", "truncates, and overflows where it should saturate"),
+        ("nearest-away/OvfInf", "rounds ties away from zero, and overflows where"),
+    ],
+)
+def test_two_mistakes_at_once_are_diagnosed(tmp_path: Path, wrong: str, diagnosis: str) -> None:
+    asked = one("float8_e4m3fn", "encode-element")
+    functions = python_functions(load_quantizer(f"float8_e4m3fn/cast/{wrong}"))
+    x = asked.column("x")
+    codes = [(functions.encode_element(number(word, x.format)),) for (word,) in x.words]
+    assert diagnosis in answered(tmp_path, asked, {"code": codes})[0]
+
+
+def test_flushed_inputs_are_diagnosed(tmp_path: Path) -> None:
+    """Of a format that has the subnormal numbers of its input among its values."""
+    asked = one("bfloat16", "encode-element")
+    tiny = 2.0**-126
+    codes = _changed(asked, lambda x, code: code & 0x8000 if abs(x) < tiny else code)
+    line, diagnoses = answered(tmp_path, asked, {"code": codes})
+    assert "flushes subnormal inputs to zero" in line
     assert len(diagnoses) == 1
 
 
@@ -86,6 +117,10 @@ def _changed(asked: VectorSet, change: Callable[[float, int], int]) -> list[tupl
         (lambda _, code: code & 0x80 if code & 0x7F < 8 else code, "flushes subnormal results"),
         (lambda _, code: 0 if code == 0x80 else code, "loses the sign of zero"),
         (lambda x, code: 0x7E if x != x else code, "encodes NaN as 0x7e, which is 448.0"),
+        (
+            lambda x, code: (code & 0x80 if code & 0x7F < 8 else code) if x == x else 0x7E,
+            "flushes subnormal results to zero, and encodes NaN as 0x7e",
+        ),
     ],
 )
 def test_encoders_with_slips_are_diagnosed(
@@ -103,9 +138,13 @@ def test_encoders_with_slips_are_diagnosed(
         ("float8_e4m3fn", {"bias": 8}, "uses the exponent bias 8 instead of 7"),
         ("float8_e4m3fn", {"nan": "none"}, "NaN 0x7f becomes 480.0"),
         ("float8_e4m3fnuz", {"nan": "all-ones"}, "OCP E4M3's NaN"),
+        (
+            "float8_e4m3fn", {"nan": "negative-zero", "bias": 8},
+            "takes it for the FNUZ format of these bits",
+        ),
         ("float8_e5m2", {"nan": "none", "infinity": False}, "decodes NaN and Inf as numbers"),
     ],
-)
+)  # fmt: skip
 def test_decoders_are_diagnosed(
     tmp_path: Path, target: str, wrong: dict[str, object], diagnosis: str
 ) -> None:
@@ -126,8 +165,12 @@ def test_decoders_are_diagnosed(
         ("mxfp4/rceil", "mxfp4/floor", "computes the scale by floor instead of rceil"),
         ("mxfp4/floor", "mxfp4/rceil", "computes the scale by rceil instead of floor"),
         ("mxfp4/floor", "mxfp4/floor/toward-zero", "elements: truncates"),
+        (
+            "mxfp4/floor", "mxfp4/rceil/toward-zero",
+            "computes the scale by rceil instead of floor, and elements: truncates",
+        ),
     ],
-)
+)  # fmt: skip
 def test_block_quantizers_are_diagnosed(
     tmp_path: Path, target: str, wrong: str, diagnosis: str
 ) -> None:

@@ -57,10 +57,12 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
     try:
         if path.is_symlink() or not path.is_file():
             raise LowprecError(f"{path}: expected a regular file, no link")
-        if path.stat().st_size > limit:
+        size = path.stat().st_size
+        if size > limit:
             raise LowprecError(f"{path}: larger than {limit >> 20} MiB; not read")
         with path.open("rb") as file:
-            return file.read(limit + 1)
+            # Memory is taken for what is asked, not for what is there.
+            return file.read(size)
     except (OSError, ValueError) as error:
         if isinstance(error, LowprecError):
             raise

@@ -22,12 +22,23 @@ def text(data: Any) -> str:
 
 
 def parse(data: str | bytes) -> Any:
-    """JSON, whatever it holds; LowprecError where it is none."""
+    """JSON, whatever it holds; LowprecError where it is none or has a key twice."""
     try:
-        return json.loads(data)
+        return json.loads(data, object_pairs_hook=_once)
+    except LowprecError:
+        raise
     except (ValueError, RecursionError) as error:
         message = str(error).splitlines()[0] if str(error) else "too deep"
         raise LowprecError(f"no JSON: {message}") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise LowprecError(f"the key {twice[:40]!r} stands there twice")
+    return found
 
 
 def check(head: Any) -> dict[str, Any]:

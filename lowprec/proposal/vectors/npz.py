@@ -103,6 +103,8 @@ def read_arrays(data: bytes) -> dict[str, np.ndarray[Any, Any]]:
                 raise LowprecError(f"{len(infos)} arrays; at most {2 * MAX_COLUMNS + 2}")
             if sum(info.file_size for info in infos) > MAX_TOTAL:
                 raise LowprecError(f"unpacks to more than {MAX_TOTAL >> 20} MiB; not read")
+            if len({info.filename for info in infos}) != len(infos):
+                raise LowprecError("two arrays have the same name")
             return {info.filename.removesuffix(".npy"): _array(archive, info) for info in infos}
     except LowprecError:
         raise

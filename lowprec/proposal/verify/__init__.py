@@ -9,9 +9,10 @@ from lowprec.errors import LowprecError
 from lowprec.proposal.vectors import VectorSet, read
 from lowprec.proposal.verify.compare import Mismatch, mismatches
 from lowprec.proposal.verify.diagnose import diagnose, formats_of
+from lowprec.proposal.verify.manifest import Integrity, check_manifest
 from lowprec.proposal.verify.results import find_results, read_results
 
-__all__ = ["Mismatch", "Verdict", "verify"]
+__all__ = ["Integrity", "Mismatch", "Verdict", "check_manifest", "verify"]
 
 MAX_SETS = 200
 
@@ -42,9 +43,15 @@ class Verdict:
 def verify(package: Path, results: Path) -> list[Verdict]:
     """A verdict for every set in `package` (or in its folder ``vectors``).
 
-    LowprecError for folders that hold no sets or no results, and for files that are none.
+    LowprecError for folders that hold no sets or no results, for files that are none, and for a
+    package whose files are missing or not those of its manifest (see `check_manifest`).
     """
+    integrity = check_manifest(package)
+    if integrity is not None:
+        integrity.require_whole(package)
     folder = package / "vectors" if (package / "vectors").is_dir() else package
+    if folder.is_symlink():
+        raise LowprecError(f"{folder}: expected a folder, no link")
     files = sorted(folder.glob("*.hex"))
     if not files or len(files) > MAX_SETS:
         raise LowprecError(f"{package}: {len(files)} vector files; expected 1 to {MAX_SETS}")

@@ -24,22 +24,19 @@ def quantizers(asked: VectorSet, quantizer: Quantizer) -> Iterator[Hypothesis]:
     def computed(other: Quantizer) -> Callable[[Cells], Cells]:
         return lambda row: _answer(asked, other, row)
 
-    for rule in (*POWER_OF_TWO_RULES, "amax"):
-        if rule != quantizer.rule:
-            try:
-                other = Quantizer(format=fmt, rule=rule, projection=quantizer.projection)  # type: ignore[arg-type]
-            except ValidationError:
-                continue
-            yield Hypothesis(
-                f"computes the scale by {rule} instead of {quantizer.rule}", computed(other)
-            )
+    for rule, other in _rules(quantizer):
+        scale = f"computes the scale by {rule} instead of {quantizer.rule}"
+        yield Hypothesis(scale, computed(other))
+        for sentence, projection in projections(quantizer.projection):
+            both = other.model_copy(update={"projection": projection})
+            yield Hypothesis(f"{scale}, and elements: {sentence}", computed(both), double=True)
     for sentence, projection in projections(quantizer.projection):
         yield Hypothesis(
             f"elements: {sentence}",
             computed(quantizer.model_copy(update={"projection": projection})),
         )
-    for sentence, scale in biases(fmt.scale):
-        twin = fmt.model_copy(update={"scale": scale})
+    for sentence, twin_scale in biases(fmt.scale):
+        twin = fmt.model_copy(update={"scale": twin_scale})
         yield Hypothesis(
             f"scale: {sentence}", computed(quantizer.model_copy(update={"format": twin}))
         )
@@ -52,6 +49,16 @@ def quantizers(asked: VectorSet, quantizer: Quantizer) -> Iterator[Hypothesis]:
         "lays out the scales transposed (column by column)",
         lambda row: _with(right(row), "scale", lambda words: _transposed(words, row, fmt)),
     )
+
+
+def _rules(quantizer: Quantizer) -> Iterator[tuple[str, Quantizer]]:
+    """The same quantizer under the other rules that its format takes."""
+    for rule in (*POWER_OF_TWO_RULES, "amax"):
+        if rule != quantizer.rule:
+            try:
+                yield rule, Quantizer.model_validate(dict(quantizer) | {"rule": rule})
+            except ValidationError:
+                continue
 
 
 def _answer(asked: VectorSet, quantizer: Quantizer, row: Cells) -> Cells:

@@ -21,6 +21,8 @@ from lowprec.spec.format import AnyFormat
 T = TypeVar("T")
 # Rows that a hypothesis has to explain; of more, evenly spread ones.
 TRIED = 60
+# Sentences that are said of one set.
+MOST = 4
 
 
 def formats_of(asked: VectorSet) -> dict[str, Format]:
@@ -59,17 +61,23 @@ def spec_of(asked: VectorSet) -> Datapath | Quantizer | tuple[Format, Projection
 def diagnose(asked: VectorSet, results: Results, wrong: Sequence[Mismatch]) -> list[str]:
     """The sentences of the hypotheses that give every answer given, on wrong rows and right ones.
 
-    Empty where none does.
+    Two mistakes at once are tried where none alone does. Empty where nothing does.
     """
     formats = formats_of(asked)
     bad = {mismatch.row for mismatch in wrong}
     # Wrong rows first: most hypotheses fail at one of these.
     tried = _spread(sorted(bad)) + _spread([i for i in range(asked.rows) if i not in bad])
-    return [
-        hypothesis.sentence
-        for hypothesis in hypotheses(asked, wrong)
-        if all(_explains(hypothesis, asked, results, i, formats) for i in tried)
-    ]
+    known = list(hypotheses(asked, wrong))
+    for double in (False, True):
+        found = [
+            each.sentence
+            for each in known
+            if each.double == double
+            and all(_explains(each, asked, results, i, formats) for i in tried)
+        ]
+        if found:
+            return found[:MOST]
+    return []
 
 
 def hypotheses(asked: VectorSet, wrong: Sequence[Mismatch]) -> Iterator[Hypothesis]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import combinations
 
 from lowprec.exact import Value, code_of, encode, value
 from lowprec.proposal.verify.compare import Cells
@@ -14,10 +15,12 @@ from lowprec.spec import FloatFormat, Format, Projection
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A way to be wrong: what people call it, and the answers that it gives to a row's inputs."""
+    """A way to be wrong: what people call it, and the answers that it gives to a row's inputs.
+    double: two mistakes at once, thought of only where none alone explains the answers."""
 
     sentence: str
     answer: Callable[[Cells], Cells]
+    double: bool = False
 
 
 ROUNDINGS = {
@@ -54,7 +57,23 @@ def biases(fmt: Format) -> Iterator[tuple[str, Format]]:
             yield sentence, fmt.model_copy(update={"bias": other})
 
 
+def relatives(fmt: Format) -> Iterator[tuple[str, Format]]:
+    """The format with another bias, and as the FNUZ or the OCP format of the same bits."""
+    yield from biases(fmt)
+    if not isinstance(fmt, FloatFormat) or not fmt.signed or fmt.precision < 2:
+        return
+    if fmt.nan == "negative-zero":
+        nan = "all-ones" if fmt.precision > 3 else "ieee"
+        changes = {"bias": fmt.bias - 1, "nan": nan, "infinity": nan == "ieee"}
+        yield "takes it for the OCP format of these bits", fmt.model_copy(update=changes)
+    else:
+        changes = {"bias": fmt.bias + 1, "nan": "negative-zero", "infinity": False}
+        yield "takes it for the FNUZ format of these bits", fmt.model_copy(update=changes)
+
+
 Code = Callable[[Value, int | None], int]
+# A mistake: what people call it, and an encoder with it from a format and a projection's.
+Mistake = tuple[str, Callable[[Code], Code]]
 
 
 def encoder(fmt: Format, projection: Projection) -> Code:
@@ -71,34 +90,60 @@ def encoder(fmt: Format, projection: Projection) -> Code:
 def encoders(
     fmt: Format, projection: Projection, source: Format, given_nan: int | None
 ) -> Iterator[Hypothesis]:
-    """given_nan: the code point that was given for NaN."""
+    """Every mistake alone, then every two of different kinds.
 
-    def hypothesis(sentence: str, code: Code) -> Hypothesis:
+    given_nan: the code point that was given for NaN.
+    """
+
+    def hypothesis(sentence: str, code: Code, double: bool = False) -> Hypothesis:
         def answer(row: Cells) -> Cells:
             random = row["random"][0] if "random" in row else None
             return {"code": (code(value(row["x"][0], source), random),)}
 
-        return Hypothesis(sentence, answer)
+        return Hypothesis(sentence, answer, double)
 
     plain = encoder(fmt, projection)
+    roots = [(sentence, encoder(fmt, other)) for sentence, other in projections(projection)]
+    roots += [(sentence, encoder(twin, projection)) for sentence, twin in relatives(fmt)]
+    slips = list(_slips(fmt, source, given_nan))
+    yield from (hypothesis(*root) for root in roots)
+    yield from (hypothesis(sentence, change(plain)) for sentence, change in slips)
+    for sentence, other in both(projection):
+        yield hypothesis(sentence, encoder(fmt, other), double=True)
+    for first, code in roots:
+        for second, change in slips:
+            yield hypothesis(f"{first}, and {second}", change(code), double=True)
+    for (first, inner), (second, outer) in combinations(slips, 2):
+        yield hypothesis(f"{first}, and {second}", outer(inner(plain)), double=True)
+
+
+def both(projection: Projection) -> Iterator[tuple[str, Projection]]:
+    """Projections with another rounding and another saturation."""
     for sentence, other in projections(projection):
-        yield hypothesis(sentence, encoder(fmt, other))
-    for sentence, twin in biases(fmt):
-        yield hypothesis(sentence, encoder(twin, projection))
+        if other.rounding == projection.rounding:
+            for second, twice in projections(other):
+                if twice.rounding != other.rounding:
+                    yield f"{second}, and {sentence}", twice
+
+
+def _slips(fmt: Format, source: Format, given_nan: int | None) -> Iterator[Mistake]:
+    """What an encoder does beside rounding and saturating."""
     if isinstance(fmt, FloatFormat) and fmt.subnormals:
-        yield hypothesis("flushes subnormal results to zero", _flushed(fmt, plain))
+        yield "flushes subnormal results to zero", lambda code: _flushed(fmt, code)
     if isinstance(source, FloatFormat):
-        yield hypothesis(
+        yield (
             "flushes subnormal inputs to zero",
-            lambda x, r: plain(_without_subnormals(x, source), r),
+            lambda code: lambda x, r: code(_without_subnormals(x, source), r),
         )
     if fmt.has_negative_zero:
-        yield hypothesis("loses the sign of zero", _unsigned_zero(fmt, plain))
+        yield "loses the sign of zero", lambda code: _unsigned_zero(fmt, code)
     if given_nan is not None:
-        yield hypothesis(
-            f"encodes NaN as {given_nan:#x}"
-            + (f", which is {float(value(given_nan, fmt))}" if given_nan < fmt.code_points else ""),
-            lambda x, r: given_nan if x != x else plain(x, r),
+        name = ""
+        if given_nan < fmt.code_points:
+            name = f", which is {float(value(given_nan, fmt))}"
+        yield (
+            f"encodes NaN as {given_nan:#x}{name}",
+            lambda code: lambda x, r: given_nan if x != x else code(x, r),
         )
 
 
@@ -135,7 +180,7 @@ def decoders(fmt: Format, wide: Format) -> Iterator[Hypothesis]:
     def _value(x: Value) -> Cells:
         return {"value": (code_of(x, wide),)}
 
-    for sentence, twin in biases(fmt):
+    for sentence, twin in relatives(fmt):
         yield of(sentence, twin)
     if not isinstance(fmt, FloatFormat):
         return
