@@ -1,4 +1,4 @@
-"""Roundings by the table of a format's values: for more inputs than the oracle can be asked about."""
+"""Roundings by the table of a format's values, for more inputs than the oracle can answer."""
 
 from __future__ import annotations
 
