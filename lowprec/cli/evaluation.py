@@ -39,6 +39,16 @@ def evaluate(
     windows: Annotated[
         int | None, typer.Option(min=0, help="Windows that are scored; 0 for all [the text's].")
     ] = None,
+    perplexity_only: Annotated[
+        bool,
+        typer.Option("--perplexity-only", help="No KL divergence, and 16 bytes per token on disk."),
+    ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="One block's weights in memory at a time.")
+    ] = False,
+    device_map: Annotated[
+        str | None, typer.Option(help="accelerate's, for models beyond one device: auto, ...")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of a recipe that has random bits.")] = 1,
     generate: Annotated[
         int | None,
@@ -88,7 +98,8 @@ def evaluate(
         record = evaluate_generation(model, text, chosen, generate, prompts, for_terminal())
         _show(record, out, as_json)
         return
-    asked = asked_of(model, text, protocol, length, stride, windows, seeds)
+    placed = {"stream": stream, "device_map": device_map, "perplexity_only": perplexity_only}
+    asked = asked_of(model, text, protocol, length, stride, windows, seeds, **placed)
     _show(evaluate_one(asked, chosen, for_terminal()), out, as_json)
 
 

@@ -57,10 +57,10 @@ def _study_table(rows: list[dict[str, Any]], shown: tuple[str, str, str] | None)
     for row in rows:
         bits = [f"{b:g}" if b is not None else "-" for b in row["bits"]]
         line = {"recipe": row["recipe"], "bits W/A": "/".join(bits)}
-        if "kl" in row:
+        if "dnll" in row:
             line |= {
                 "ΔNLL (95 %)": _interval(row["dnll"], "+.4f"),
-                "KL (95 %)": _interval(row["kl"], ".4f"),
+                "KL (95 %)": _interval(row["kl"], ".4f") if "kl" in row else "-",
                 "top-1": f"{row['top1']['value']:.3f}",
                 "ppl": f"{row['ppl']['value']:.2f}",
             }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -19,14 +19,14 @@ class TokenScores:
     """One float64 array [tokens] per measure; P is the unquantized model, Q the other.
 
     nll, base_nll: -ln Q(right token), -ln P(right token), in nats.
-    kl: KL(P || Q) over the whole vocabulary, in nats.
+    kl: KL(P || Q) over the whole vocabulary, in nats; None where P is known at few tokens only.
     top1: 1 where both have the same most likely token, else 0.
     dp: Q(right token) - P(right token).
     """
 
     nll: np.ndarray
     base_nll: np.ndarray
-    kl: np.ndarray
+    kl: np.ndarray | None
     top1: np.ndarray
     dp: np.ndarray
 
@@ -64,6 +64,19 @@ def compare(base: torch.Tensor, other: torch.Tensor, targets: torch.Tensor) -> T
     return TokenScores(*(x.double().cpu().numpy() for x in (nll, base_nll, kl, top1, dp)))
 
 
+@torch.inference_mode()
+def compare_right(
+    base: torch.Tensor, top: torch.Tensor, other: torch.Tensor, targets: torch.Tensor
+) -> TokenScores:
+    """`compare` without KL, where of the unquantized model's answers only the right tokens'
+    log-probabilities `base` [T] and the most likely tokens `top` [T] are known."""
+    nll, base_nll = -other.gather(1, targets[:, None])[:, 0].double(), -base.double()
+    top1 = (other.argmax(dim=-1) == top).double()
+    dp = torch.exp(-nll) - torch.exp(-base_nll)
+    a, b, c, d = (x.cpu().numpy() for x in (nll, base_nll, top1, dp))
+    return TokenScores(a, b, None, c, d)
+
+
 def _kl(log_p: torch.Tensor, log_q: torch.Tensor) -> torch.Tensor:
     p, q = log_p.exp(), log_q.exp()
     terms = (log_p - log_q).mul_(p).masked_fill_(p == 0, 0.0)
@@ -76,16 +89,19 @@ def _chunks(n: int) -> Iterable[slice]:
 
 def join(parts: list[TokenScores]) -> TokenScores:
     """The scores of several windows, one after the other."""
-    return TokenScores(
-        *(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(TokenScores))
-    )
+    return _combined(parts, np.concatenate)
 
 
 def average(runs: list[TokenScores]) -> TokenScores:
     """The mean over runs of every token's measures."""
-    return TokenScores(
-        *(np.mean([getattr(r, f.name) for r in runs], axis=0) for f in fields(TokenScores))
-    )
+    return _combined(runs, lambda values: np.mean(values, axis=0))
+
+
+def _combined(
+    parts: list[TokenScores], how: Callable[[list[np.ndarray]], np.ndarray]
+) -> TokenScores:
+    columns = ([getattr(part, f.name) for part in parts] for f in fields(TokenScores))
+    return TokenScores(*(None if some[0] is None else how(some) for some in columns))
 
 
 def over_seeds(runs: list[TokenScores], clusters: np.ndarray) -> dict[str, float]:
@@ -95,12 +111,14 @@ def over_seeds(runs: list[TokenScores], clusters: np.ndarray) -> dict[str, float
         return {}
     columns = {
         "dnll": [r.nll - r.base_nll for r in runs],
-        "kl": [r.kl for r in runs],
+        "kl": [r.kl for r in runs if r.kl is not None],
         "top1": [r.top1 for r in runs],
         "dp": [r.dp for r in runs],
     }
     found: dict[str, float] = {}
     for name, x in columns.items():
+        if not x:
+            continue
         e = statistics.over_seeds(np.stack(x), clusters)
         found |= {name: e.value, f"{name}_se": e.se, f"{name}_low": e.low, f"{name}_high": e.high}
     return found
@@ -125,7 +143,8 @@ def summarize(scores: TokenScores, clusters: np.ndarray) -> dict[str, float | in
     value under its name, its cluster-robust standard error as ``_se``, its 95 % interval as
     ``_low`` and ``_high``, and as ``_iid`` the standard error of independent tokens, which is what
     llama.cpp prints. dnll and kl have a bootstrap interval too, ``_boot_low`` and ``_boot_high``.
-    Further `QUANTILES`, n_tokens, n_clusters, and dof of the intervals.
+    Further `QUANTILES`, n_tokens, n_clusters, and dof of the intervals. Without the scores' kl,
+    nothing of it.
     """
     result: dict[str, float | int] = {}
     alone = np.arange(scores.nll.size)
@@ -135,18 +154,23 @@ def summarize(scores: TokenScores, clusters: np.ndarray) -> dict[str, float | in
         result |= {name: e.value, f"{name}_se": e.se, f"{name}_low": e.low, f"{name}_high": e.high}
         result[f"{name}_iid"] = independent[name].se
     for name, x in zip(BOOTSTRAPPED, (scores.nll - scores.base_nll, scores.kl), strict=True):
+        if x is None:
+            continue
         low, high = statistics.bootstrap(x, clusters)
         result |= {f"{name}_boot_low": low, f"{name}_boot_high": high}
-    for measure in ("kl", "dp"):
-        values = np.quantile(getattr(scores, measure), list(_SHARES.values()))
+    for measure, x in (("kl", scores.kl), ("dp", scores.dp)):
+        if x is None:
+            continue
+        values = np.quantile(x, list(_SHARES.values()))
         result |= {f"{measure}_{n}": float(v) for n, v in zip(_SHARES, values, strict=True)}
     counts = {"n_tokens": scores.nll.size, "n_clusters": len(np.unique(clusters))}
-    return result | counts | {"dof": estimates["kl"].dof}
+    return result | counts | {"dof": estimates["dnll"].dof}
 
 
 def _estimates(s: TokenScores, clusters: np.ndarray) -> dict[str, statistics.Estimate]:
     ppl, base_ppl = (statistics.perplexity(x, clusters) for x in (s.nll, s.base_nll))
     dnll = statistics.difference(s.nll, s.base_nll, clusters)
+    kl = {} if s.kl is None else {"kl": statistics.mean(s.kl, clusters)}
     change = ppl.value * (s.nll - s.nll.mean()) - base_ppl.value * (s.base_nll - s.base_nll.mean())
     return {
         "ppl": ppl,
@@ -156,7 +180,7 @@ def _estimates(s: TokenScores, clusters: np.ndarray) -> dict[str, statistics.Est
         "cor_ln_ppl": statistics.correlation(s.nll, s.base_nll, clusters),
         "nll": statistics.mean(s.nll, clusters),
         "dnll": dnll,
-        "kl": statistics.mean(s.kl, clusters),
+        **kl,
         "top1": statistics.mean(s.top1, clusters),
         "dp": statistics.mean(s.dp, clusters),
         "rms_dp": statistics.rms(s.dp, clusters),
@@ -174,7 +198,9 @@ def by_position(scores: TokenScores, contexts: np.ndarray, clusters: np.ndarray)
         if len(np.unique(clusters[inside])) > 1:
             nll = scores.nll[inside]
             dnll = statistics.difference(nll, scores.base_nll[inside], clusters[inside])
-            kl = statistics.mean(scores.kl[inside], clusters[inside])
+            kl = None
+            if scores.kl is not None:
+                kl = statistics.mean(scores.kl[inside], clusters[inside])
             last = min(2 * first - 1, int(contexts.max()))
             size = int(inside.sum())
             found.append(Bucket(first, last, size, float(nll.mean()), dnll, kl))
@@ -191,4 +217,4 @@ class Bucket:
     tokens: int
     nll: float
     dnll: statistics.Estimate
-    kl: statistics.Estimate
+    kl: statistics.Estimate | None

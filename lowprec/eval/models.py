@@ -89,20 +89,28 @@ def load_model(
     device_map: accelerate's, for models beyond one device: ``auto``, or devices by module; what is
     mapped to ``disk`` is read from a temporary folder at each call. Not for quantized weights.
     """
+    path, name = located(spec, say, where)
+    if path.suffix != ".gguf":
+        return _load_folder(path, dtype, name, device_map)
+    if device_map is not None:
+        raise LowprecError(f"{path}: quantized weights take no device_map")
+    return _load_gguf(path, dtype)
+
+
+def located(spec: str | Path, say: Say = to_stderr, where: str = "") -> tuple[Path, str]:
+    """The folder or .gguf file of a model that `load_model` takes, and what it is called."""
     name = str(spec)
     if name in list_models() or name.endswith(".toml"):
         path = Path(name) if name.endswith(".toml") else data_dir("evals") / f"models/{name}.toml"
         packaged = build(PackagedModel, read_toml(path), str(path))
-        return _load_folder(_converted(packaged, say), dtype, packaged.name, device_map)
+        return _converted(packaged, say), packaged.name
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return _load_folder(folder, dtype, folder.resolve().name, device_map)
+        return folder, folder.resolve().name
     if folder.suffix == ".gguf":
-        if device_map is not None:
-            raise LowprecError(f"{folder}: quantized weights take no device_map")
-        return _load_gguf(folder, dtype)
+        return folder, folder.stem
     if _HUB_ID.fullmatch(name) and not name.startswith("."):
-        return _load_folder(_snapshot(name), dtype, name, device_map)
+        return _snapshot(name), name
     if "/" in name or os.sep in name:
         raise LowprecError(f"{where + ': ' if where else ''}{name}: no such model folder")
     raise unknown("model", name, list_models(), where)
@@ -129,11 +137,9 @@ def _load_folder(
     folder: Path, dtype: torch.dtype, name: str, device_map: str | dict[str, Any] | None = None
 ) -> LoadedModel:
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    files = _files(folder)
-    if (folder / MANIFEST).is_file():
-        _check_manifest(folder, files)
+    files = checked_files(folder)
     options = {"local_files_only": True, "trust_remote_code": False}
     quantized = is_quantized(folder)
     if quantized and device_map is not None:
@@ -142,9 +148,7 @@ def _load_folder(
         options |= {"device_map": device_map}
     try:
         with _quiet():
-            tokenizer = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
+            tokenizer = tokenizer_of(folder)
             if quantized:
                 model = load_checkpoint(folder, dtype=dtype)
             else:
@@ -158,6 +162,22 @@ def _load_folder(
             f"{folder}: not loadable ({str(error).strip().splitlines()[0]})"
         ) from None
     return LoadedModel(model.eval(), tokenizer, name, digest(files))
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """The tokenizer in a model's folder."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def checked_files(folder: Path) -> dict[str, str]:
+    """SHA-256 of the files that decide the outputs of the model in `folder`; LowprecError where
+    they are not as a conversion wrote them."""
+    files = _files(folder)
+    if (folder / MANIFEST).is_file():
+        _check_manifest(folder, files)
+    return files
 
 
 def _load_gguf(path: Path, dtype: torch.dtype) -> LoadedModel:

@@ -25,7 +25,7 @@ COMPARED = ("dnll", "kl", "top1")
 
 # Median of sqrt(tokens) * s.e. / sqrt(2 KL) over the 30 records of evals/results/whole-models:
 # SmolLM2-135M, Gemma 3 270M and Qwen2.5-Coder 0.5B, 2,044 tokens, clustered by speech, KL 0.002 to
-# 1.26. All of them lie within a factor of 1.45; tests/eval/test_power.py computes both numbers anew.
+# 1.26. All of them lie within a factor of 1.45; tests/eval/test_power.py has both numbers anew.
 FACTOR = 1.29
 # What a line before a run speaks of: KL of linear layers in 8 and in 4 bits, of the same records.
 TYPICAL = {"8 bits": 0.03, "4 bits": 0.4}
@@ -70,7 +70,9 @@ def sums_by_cluster(scores: TokenScores, clusters: np.ndarray) -> dict[str, list
     """For each cluster of tokens its number of tokens, and the sums of `COMPARED` over them: all
     that a paired comparison of two records needs."""
     _, index = np.unique(clusters, return_inverse=True)
-    columns = {"dnll": scores.nll - scores.base_nll, "kl": scores.kl, "top1": scores.top1}
+    columns = {"dnll": scores.nll - scores.base_nll, "top1": scores.top1}
+    if scores.kl is not None:
+        columns["kl"] = scores.kl
     found = {name: np.bincount(index, weights=x).tolist() for name, x in columns.items()}
     return {"tokens": np.bincount(index).tolist(), **found}
 
@@ -97,6 +99,8 @@ def compare_records(first: Record, second: Record, metric: str = "kl") -> Compar
     if metric not in COMPARED:
         raise LowprecError(f"metric {metric!r}: expected one of {', '.join(COMPARED)}")
     a, b = _sums(first, "first"), _sums(second, "second")
+    if metric not in a or metric not in b:
+        raise LowprecError(f"{metric}: one of the records has none; use --metric dnll")
     for key in ("windows", "model"):
         if first.subject[key] != second.subject[key]:
             raise LowprecError(f"the records are of different {key}; only same tokens are paired")

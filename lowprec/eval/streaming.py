@@ -19,15 +19,32 @@ from torch import Tensor, nn
 
 from lowprec.checkpoints import is_quantized
 from lowprec.errors import LowprecError
+from lowprec.eval.fetch import Say, to_stderr
+from lowprec.eval.models import LoadedModel, checked_files, located, tokenizer_of
+from lowprec.eval.tensors import error_rows, recorders
 from lowprec.nn import unwrap, wrap
 from lowprec.nn.emulation import Emulated, sites_of
 from lowprec.spec import Recipe
+from lowprec.spec.base import digest
 
 Update = Callable[[int, int], None]
 
 
 class _Stop(Exception):  # noqa: N818 - no error: the pass has shown what it was run for
     pass
+
+
+def load_streamed(
+    spec: str | Path, say: Say = to_stderr, where: str = ""
+) -> tuple[LoadedModel, Path]:
+    """What `load_model` gives, but for the weights of the model, which have no memory, and the
+    folder that they are in. LowprecError: quantized weights."""
+    folder, name = located(spec, say, where)
+    if folder.suffix == ".gguf" or is_quantized(folder):
+        raise LowprecError(f"{folder}: quantized weights are not streamed")
+    files = checked_files(folder)
+    model = _skeleton(folder, torch.float32)
+    return LoadedModel(model, tokenizer_of(folder), name, digest(files)), folder
 
 
 class StreamedModel:
@@ -63,13 +80,25 @@ class StreamedModel:
         self._tuple = False
 
     @torch.inference_mode()
-    def prepare(self, windows: Sequence[np.ndarray], progress: Update | None = None) -> None:
+    def prepare(
+        self, windows: Sequence[np.ndarray], progress: Update | None = None, watch: bool = False
+    ) -> list[dict[str, Any]]:
         """Run all blocks on `windows`, int64 [L] each. Time: that of the whole model's passes, and
-        of reading its files once."""
+        of reading its files once. watch: the answer is `tensors.operand_errors` on the first
+        window, for one pass more; nothing else."""
         calls = [self._calls(torch.from_numpy(ids)[None]) for ids in windows]
         states = [hidden for hidden, _ in calls]
+        rows: list[dict[str, Any]] = []
+        with recorders(self.model):
+            plain = self._calls(torch.from_numpy(windows[0])[None])[0] if watch else None
         for number, block in enumerate(self._blocks):
             with self._loaded(block):
+                if plain is not None:
+                    positional, named = calls[0][1][number]
+                    with recorders(block) as found:
+                        out = block(plain, *positional, **named)
+                    plain = out[0] if isinstance(out, tuple) else out
+                    rows += error_rows(found)
                 for i, (_, arguments) in enumerate(calls):
                     positional, named = arguments[number]
                     out = block(states[i], *positional, **named)
@@ -78,12 +107,22 @@ class StreamedModel:
                     if progress:
                         progress(number * len(calls) + i + 1, len(self._blocks) * len(calls))
         self._states = {ids.tobytes(): state for ids, state in zip(windows, states, strict=True)}
+        if plain is None:
+            return []
+        with recorders(self.model) as found:
+            self._ended(torch.from_numpy(windows[0])[None], plain)
+        order = {path: number for number, path in enumerate(self._names.values())}
+        return sorted(rows + error_rows(found), key=lambda row: order[row["path"]])
 
     def __call__(self, input_ids: Tensor, use_cache: bool = False) -> Any:
         """The model's answer for a window that `prepare` has seen."""
         state = self._states.get(input_ids[0].numpy().tobytes())
         if state is None:
             raise LowprecError("a streamed model answers for the windows that it was prepared for")
+        return self._ended(input_ids, state, use_cache)
+
+    def _ended(self, input_ids: Tensor, state: Tensor, use_cache: bool = False) -> Any:
+        """The model's answer where `state` comes out of its last block."""
 
         def passed(_number: int, _hidden: Tensor, *_args: Any, **_kwargs: Any) -> Any:
             return (state,) if self._tuple else state

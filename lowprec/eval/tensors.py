@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -120,7 +120,7 @@ def _ends(element: Format) -> tuple[int, int]:
     return low, high
 
 
-class _Recorder:
+class Recorder:
     """Stands in for a site's calibration statistics: it sees every operand, and the site leaves
     them all as they are meanwhile, so that they are those of the unquantized model."""
 
@@ -156,8 +156,13 @@ def operand_errors(model: nn.Module, ids: Tensor) -> list[dict[str, Any]]:
     those before it; transformed where the recipe transforms them, weights rounded to nearest where
     it says gptq. An operand that the tokens do not reach, and a KV cache, have no row.
     """
-    with _recorders(model) as found:
+    with recorders(model) as found:
         model(input_ids=ids, use_cache=False)
+    return error_rows(found)
+
+
+def error_rows(found: Sequence[Recorder]) -> list[dict[str, Any]]:
+    """The rows of `operand_errors`, of what was seen."""
     return [
         {"path": r.site.path, "operation": r.site.operation, "operand": name} | asdict(sums.error())
         for r in found
@@ -166,9 +171,10 @@ def operand_errors(model: nn.Module, ids: Tensor) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _recorders(model: nn.Module) -> Iterator[list[_Recorder]]:
+def recorders(model: nn.Module) -> Iterator[list[Recorder]]:
+    """All operands of `model` are as they are and seen meanwhile."""
     sites = [site for m in model.modules() if isinstance(m, Emulated) for site in sites_of(m)]
-    found = [_Recorder(site) for site in sites]
+    found = [Recorder(site) for site in sites]
     try:
         for each in found:
             each.site.statistics = each

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,11 @@ from lowprec.eval.metrics import (
     over_seeds,
     summarize,
 )
+from lowprec.eval.perplexity import open_baseline
 from lowprec.eval.power import announcement, sums_by_cluster
+from lowprec.eval.streaming import StreamedModel, load_streamed
 from lowprec.eval.tensors import operand_errors
-from lowprec.nn import Coverage, unwrap, wrap
+from lowprec.nn import Coverage, coverage, unwrap, wrap
 from lowprec.nn.calibration.calibrate import calibrate
 from lowprec.nn.coverage import coverage_of
 from lowprec.nn.wrap import check
@@ -61,6 +64,7 @@ class Bench:
     windows: Windows
     store: Store
     progress: Progress
+    folder: Path | None = None  # of a model that is streamed
 
     def __post_init__(self) -> None:
         # Said aloud, the number is kept to: until then MKL chooses one anew at every call, and
@@ -72,6 +76,8 @@ class Bench:
         protocol = self.asked.cut.to_json()
         if recipe.needs_calibration:
             protocol["calibration"] = self.asked.calibration
+        if self.asked.perplexity_only:
+            protocol["perplexity_only"] = True
         if self.asked.seeds > 1 and is_random(recipe):
             protocol["seeds"] = self.asked.seeds
         return {
@@ -105,10 +111,15 @@ class Bench:
     def baseline(self) -> Baseline:
         """The unquantized model's answers, computed once and kept beside the cells."""
         key = digest([self.loaded.digest, code_digest(ACCURACY), environment()])
+        kept, brief = self.store.folder / "baseline", self.asked.perplexity_only
+        found = open_baseline(kept, self.windows, key, brief)
+        if found is not None:
+            return found
+        model = self.loaded.model
+        if self.folder is not None:
+            model, _ = self._streamed("unquantized model", None)
         with self.progress.task("unquantized model") as update:
-            return make_baseline(
-                self.loaded.model, self.windows, self.store.folder / "baseline", key, update
-            )
+            return make_baseline(model, self.windows, kept, key, update, brief)
 
     def measure(self, named: NamedRecipe) -> Record:
         """The record of one recipe; the model is as before when this returns or raises."""
@@ -134,6 +145,7 @@ class Bench:
                 "bootstrap": {
                     name: [result[f"{name}_boot_low"], result[f"{name}_boot_high"]]
                     for name in BOOTSTRAPPED
+                    if name in result
                 },
                 "positions": self._positions(scores),
                 "by_cluster": sums_by_cluster(scores, owners),
@@ -148,6 +160,13 @@ class Bench:
 
     def _run(self, named: NamedRecipe, recipe: Recipe, watched: Watched) -> TokenScores:
         """Scores of one pass over the windows."""
+        if self.folder is not None:
+            model, errors = self._streamed(named.name, recipe)
+            if watched.coverage is None:
+                length = len(self.windows.tokens(0))
+                watched.coverage, watched.errors = coverage(model.model, tokens=length), errors
+            with self.progress.task(named.name) as update:
+                return score_windows(model, self.windows, self.baseline, update)
         model, baseline = self.loaded.model, self.baseline
         torch.manual_seed(self.seed)
         try:
@@ -158,6 +177,16 @@ class Bench:
                 return score_windows(watched, self.windows, baseline, update)
         finally:
             unwrap(model)
+
+    def _streamed(
+        self, name: str, recipe: Recipe | None
+    ) -> tuple[StreamedModel, list[dict[str, Any]]]:
+        """The model, its blocks through with all windows, and the errors of its operands."""
+        assert self.folder is not None
+        streamed = StreamedModel(self.folder, recipe)
+        tokens = [self.windows.tokens(i) for i in range(len(self.windows.ids))]
+        with self.progress.task(f"{name}: blocks") as update:
+            return streamed, streamed.prepare(tokens, update, watch=recipe is not None)
 
     def _positions(self, scores: TokenScores) -> list[dict[str, Any]]:
         found = by_position(scores, self.windows.contexts, self.windows.owners)
@@ -207,14 +236,18 @@ class Watched:
 
 def load_bench(asked: Accuracy, seed: int, where: str, store: Store, progress: Progress) -> Bench:
     """Load the model and the text and cut the windows; LowprecError where one is not to be had."""
+    place, folder = where and f"{where}: accuracy.model", None
     with progress.task(f"loading {asked.model}"):
-        loaded = load_model(
-            asked.model, say=progress.say, where=where and f"{where}: accuracy.model"
-        )
+        if asked.stream:
+            loaded, folder = load_streamed(asked.model, progress.say, place)
+        else:
+            loaded = load_model(
+                asked.model, say=progress.say, where=place, device_map=asked.device_map
+            )
     with progress.task(f"loading {asked.text}"):
         text = load_text(asked.text, say=progress.say, where=where and f"{where}: accuracy.text")
         windows = windows_of(text, loaded.tokenizer, asked.cut)
-    return Bench(asked, seed, loaded, text, windows, store, progress)
+    return Bench(asked, seed, loaded, text, windows, store, progress, folder)
 
 
 def layers(errors: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -240,7 +273,8 @@ def metrics(result: dict[str, float | int]) -> dict[str, Metric]:
         name: Metric(value=float(result[name]), se=float(result[f"{name}_se"]))
         for name in measured(result)
     }
-    return found | {name: Metric(value=float(result[name])) for name in QUANTILES}
+    quantiles = (name for name in QUANTILES if name in result)
+    return found | {name: Metric(value=float(result[name])) for name in quantiles}
 
 
 def intervals(result: dict[str, float | int]) -> dict[str, list[float]]:

@@ -81,6 +81,12 @@ class Search(Spec):
     random: Annotated[int, Field(ge=0, le=100)] = 2
     sensitivity: Quantizer | None = None
 
+    @model_validator(mode="after")
+    def _possible(self) -> Search:
+        if self.accuracy.perplexity_only:
+            raise ValueError("accuracy.perplexity_only: a search compares KL divergences")
+        return self
+
     def combinations(self, quantizers: tuple[Quantizer, ...]) -> list[dict[str, int]]:
         """By operand the number of its quantizer: all that one layer may be given."""
         numbers = range(len(quantizers))

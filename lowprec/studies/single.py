@@ -95,8 +95,10 @@ def asked_of(
     stride: int | None = None,
     windows: int | None = None,
     seeds: int = 1,
+    **options: Any,
 ) -> Accuracy:
-    """What is asked; None stands for what the text's own suite says, 0 windows for all of them."""
+    """What is asked; None stands for what the text's own suite says, 0 windows for all of them.
+    options: the other fields of `Accuracy`."""
     local = "/" in text or (Path(text).suffix and not text.endswith(".toml"))
     own = Protocol(windows=8) if local else load_suite(text).protocol
     kind = protocol or own.kind
@@ -109,6 +111,7 @@ def asked_of(
         "windows": windows or None,
         "protocol": kind,
         "seeds": seeds,
+        **options,
         "stride": stride or (own.stride if kind == own.kind else None),
     }
     return build(Accuracy, table, "eval")

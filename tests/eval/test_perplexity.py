@@ -47,6 +47,17 @@ def naive(model: Any, base: Any, windows: Windows) -> dict[str, float]:
     return result | {"rms_dp": math.sqrt(np.mean(dp**2)), "dnll": np.mean(nll) - np.mean(base_nll)}
 
 
+def test_a_brief_baseline_gives_all_but_the_divergence(windows: Windows, tmp_path: Path) -> None:
+    base, model = tiny_llama(0), tiny_llama(1)
+    whole = make_baseline(base, windows, tmp_path / "whole", "tiny")
+    brief = make_baseline(base, windows, tmp_path / "brief", "tiny", brief=True)
+    assert brief.path.stat().st_size == brief.nbytes == 16 * windows.owners.size
+    full, some = (evaluate_windows(model, windows, b) for b in (whole, brief))
+    assert some == {k: v for k, v in full.items() if not k.startswith("kl")}
+    assert open_baseline(tmp_path / "brief", windows, "tiny") is None
+    assert open_baseline(tmp_path / "brief", windows, "tiny", brief=True) == brief
+
+
 def test_evaluation_equals_the_naive_loop(windows: Windows, tmp_path: Path) -> None:
     base, model = tiny_llama(0).double(), tiny_llama(0).double()
     with torch.no_grad():
