@@ -91,6 +91,11 @@ def _accuracy(recipe: Recipe, kl: float) -> Record:
             "tokens": 1000,
             "clusters": 10,
             "intervals": {name: [v - kl / 20, v + kl / 20] for name, v in values.items()},
+            "by_cluster": {
+                "tokens": [100] * 10,
+                "kl": [100 * kl * (0.9 + 0.02 * i) for i in range(10)],
+                "dnll": [90 * kl] * 10,
+            },
             "layers": layers,
             "coverage": coverage,
         },

@@ -98,6 +98,8 @@ def test_the_measured_figures_are_the_records(made: tuple[Proposal, Document]) -
     assert "0.080 ± 0.0040" in accuracy
     assert "0.030 ± 0.0015" in accuracy
     assert "loses 2.67 times the KL of `mxfp8_e4m3`" in accuracy
+    assert "Paired on the same tokens the difference is +0.050 ±" in accuracy
+    assert "clear of zero" in accuracy
     assert "Training: no run with this format" in accuracy
     assert "five weights" in accuracy
     claim = text_of(found.sections[0])

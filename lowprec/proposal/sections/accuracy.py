@@ -9,6 +9,7 @@ from typing import Any
 from lowprec.proposal.charts import ACCENT, DECADES, GREY, SECOND, data, drawn
 from lowprec.proposal.document import Absent, Block, Figure, Heading, Paragraph, Section, Table
 from lowprec.proposal.evidence import Cell
+from lowprec.proposal.paired import difference
 from lowprec.proposal.sections import words
 from lowprec.proposal.subject import Comparison, Proposal, kl, same_tokens
 from lowprec.report.tables import covered
@@ -48,9 +49,11 @@ def _protocol(p: Proposal) -> Paragraph:
 def _model(p: Proposal, c: Comparison) -> Iterator[Block]:
     yield Heading(f"{c.model}: {where(c.ours)}")
     yield Table(
-        f"{c.model}, {where(c.ours)}, one format everywhere; least loss first.",
-        ("format and rule", "bits", "KL", "ΔNLL", "same top-1", "covered"),
-        tuple(_row(cell) for cell in c.cells),
+        f"{c.model}, {where(c.ours)}: one format everywhere, {covered(c.ours.candidate):.0%} of "
+        "the matmuls' FLOP; least loss first. Paired: KL over that of the proposed format, on the "
+        "same tokens.",
+        ("format and rule", "bits", "KL", "ΔNLL", "same top-1", "paired"),
+        tuple((*_row(cell), _paired(c, cell)) for cell in c.cells),
         _source(c),
         right=frozenset({1, 2, 3, 4, 5}),
         strong=frozenset(i for i, cell in enumerate(c.cells) if cell is c.ours),
@@ -62,8 +65,10 @@ def _model(p: Proposal, c: Comparison) -> Iterator[Block]:
     if others:
         yield Table(
             f"{c.model}, `{p.name}` on other operands.",
-            ("recipe", "operands", "KL", "ΔNLL", "same top-1", "covered"),
-            tuple(_row(cell, by_recipe=True) for cell in others),
+            ("recipe", "operands", "KL", "ΔNLL", "same top-1", "of the FLOP"),
+            tuple(
+                (*_row(cell, by_recipe=True), f"{covered(cell.candidate):.0%}") for cell in others
+            ),
             _source(c),
             right=frozenset({2, 3, 4, 5}),
             wide=frozenset({0}),
@@ -93,8 +98,15 @@ def _row(cell: Cell, by_recipe: bool = False) -> tuple[str, ...]:
         words.with_interval(cell, "kl"),
         words.with_interval(cell, "dnll", plus=True),
         f"{top1.value:.3f}" if top1 else "–",
-        f"{covered(cell.candidate):.0%}",
     )
+
+
+def _paired(c: Comparison, cell: Cell) -> str:
+    """The KL of a recipe over that of the proposed format's."""
+    if cell is c.ours:
+        return ""
+    found = difference(c.ours.record, cell.record)
+    return f"{words.signed(found.value)} ± {words.loss(found.half)}" if found else "–"
 
 
 def _source(c: Comparison) -> str:
@@ -152,14 +164,19 @@ def _point(p: Proposal, cell: Cell) -> dict[str, Any]:
 def _verdict(p: Proposal, c: Comparison) -> str:
     assert c.theirs is not None
     assert p.baseline is not None
-    ours, theirs = c.ours.candidate.interval("kl"), c.theirs.candidate.interval("kl")
     ratio = kl(c.ours) / kl(c.theirs) if kl(c.theirs) else float("inf")
-    apart = ours and theirs and (ours[1] < theirs[0] or theirs[1] < ours[0])
-    return (
+    text = (
         f"On {c.model} `{p.name}` loses {ratio:.2f} times the KL of `{p.baseline.name}` at "
-        f"{p.ours.bits / p.baseline.bits:.2f} times its bits; their 95 % intervals "
-        f"{'do not overlap' if apart else 'overlap'}. Both are differences to one reference on the "
-        "same tokens; a test of the pair itself would be narrower."
+        f"{p.ours.bits / p.baseline.bits:.2f} times its bits"
+    )
+    found = difference(c.theirs.record, c.ours.record)
+    if found is None:
+        return f"{text}. The records do not hold what a paired test needs."
+    clear = "" if found.is_clear else "not "
+    return (
+        f"{text}. Paired on the same tokens the difference is {words.signed(found.value)} ± "
+        f"{words.loss(found.half)} nats per token (95 %, clustered by document), {clear}clear of "
+        "zero."
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from lowprec.perf.datapath_cost import StructuralCost
 from lowprec.proposal.document import Absent, Block, Paragraph, Points, Section, Table
+from lowprec.proposal.paired import difference
 from lowprec.proposal.pricing import Pricing
 from lowprec.proposal.sections import words
 from lowprec.proposal.sections.accuracy import where
@@ -89,18 +90,17 @@ def _speeds(pricing: Pricing) -> Iterator[tuple[str, ...]]:
 def _balance(p: Proposal) -> Iterator[str]:
     """What the accuracy comes to, on every model that was measured."""
     for c in p.comparisons:
-        ours = c.ours.candidate.interval("kl")
-        theirs = c.theirs.candidate.interval("kl") if c.theirs else None
-        if ours and theirs and p.baseline is not None and c.theirs is not None:
-            if ours[0] > theirs[1]:
+        if p.baseline is not None and c.theirs is not None:
+            found = difference(c.theirs.record, c.ours.record)
+            if found is None or not found.is_clear:
+                kept = f"no clear difference to `{p.baseline.name}` was found"
+            elif found.value < 0:
+                kept = f"it is more accurate than `{p.baseline.name}`"
+            else:
                 kept = (
                     f"it does **not** keep `{p.baseline.name}`'s accuracy: "
                     f"{kl(c.ours) / kl(c.theirs):.1f} times its KL, cast to directly"
                 )
-            elif ours[1] < theirs[0]:
-                kept = f"it is more accurate than `{p.baseline.name}`"
-            else:
-                kept = f"no difference to `{p.baseline.name}` was found"
             yield f"On {c.model} {kept}{_rivals(p, c)}."
 
 
