@@ -12,6 +12,7 @@ from lowprec.errors import LowprecError
 from lowprec.perf import Datapath, Estimate, Machine, Quantity, Scaling, estimate, load_workload
 from lowprec.perf import machine as load_machine
 from lowprec.perf.datapath import choose
+from lowprec.perf.kernel.chip import chip_of
 from lowprec.proposal.evidence import Evidence
 from lowprec.proposal.subject import Proposal
 from lowprec.spec import BlockFormat, Format, Quantizer, Recipe, Rule, Workload, load_format
@@ -20,6 +21,7 @@ from lowprec.spec import Datapath as Unit
 PLANS = ("tp=1", "tp=2", "tp=4", "tp=8")
 # The ends of the search for break-even points.
 LEAST, MOST = 1 / 64, 64.0
+WHAT_IF = "what-if of this proposal"
 
 
 @dataclass(frozen=True)
@@ -173,23 +175,27 @@ class Pricer:
         theirs, ours = self.units
         if ours is None or theirs is None:
             return None
-        rate = self._path(machine).rate.value
+        path = self._path(machine)
+        # The same chip for both: what multiplies either element today makes way.
+        elements = theirs.inputs[0], ours.inputs[0]
+        others = [
+            each
+            for each in machine.datapaths
+            if each.name == "vector" or not any(each.multiplies(e, e) for e in elements)
+        ]
+        # Where the model derives the cores from a datapath's rate and operands, from one of them.
+        cores = chip_of(machine, path, elements[0].bits).cores
         pair = []
         for unit, recipe, speed in (
             (theirs, self.recipes[0], 1.0),
             (ours, self.recipes[1], factor),
         ):
-            element = unit.inputs[0]
-            others = [
-                path
-                for path in machine.datapaths
-                if path.name == "vector" or not path.multiplies(element, element)
-            ]
             changed = {
                 "name": f"{machine.name}_what_if",
                 "based_on": None,
                 "aliases": (),
-                "datapaths": (*others, datapath(unit, rate * speed)),
+                "cores": Quantity(value=cores, kind="derived", source=WHAT_IF),
+                "datapaths": (*others, datapath(unit, path.rate.value * speed)),
             }
             pair.append(_estimate(work, recipe, machine.model_copy(update=changed), plan))
         return pair[0], pair[1]
@@ -242,7 +248,7 @@ def datapath(unit: Unit, rate: float) -> Datapath:
         name="what_if",
         operands=unit.inputs,
         scalings=scalings,
-        rate=Quantity(value=rate, kind="assumed", source="what-if of this proposal"),
+        rate=Quantity(value=rate, kind="assumed", source=WHAT_IF),
     )
 
 

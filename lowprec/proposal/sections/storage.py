@@ -102,15 +102,15 @@ def _per_token(p: Proposal, names: list[str]) -> Table:
         kept = Recipe(name="kept", rules=(Rule(match="*", keep=True),))
         width = next((op.width for op in work.ops if isinstance(op, Embedding)), 0)
         for what, size in (
-            (f"KV cache of {CONTEXT:,} tokens", kv_bytes(grouped(work, kept), dtype)),
-            ("residual of a token", width * dtype.bits / 8),
+            ("KV cache", kv_bytes(grouped(work, kept), dtype)),
+            ("residual", width * dtype.bits / 8),
         ):
             if size:
                 cells = [words.si(size * bits_of(q) / dtype.bits, "B") for q in sides.values()]
                 rows.append((name, what, *cells))
     return Table(
-        "If the format stored them: the KV cache, and the residual stream of one token, which is "
-        "what tensor and pipeline parallel exchanges carry per token and layer.",
+        f"If the format stored them: the KV cache of {CONTEXT:,} tokens, and the residual stream "
+        "of one token, which tensor and pipeline parallel exchanges carry per token and layer.",
         ("model", "", *(f"`{name}`" for name in sides)),
         tuple(rows),
         SOURCE,
