@@ -80,11 +80,14 @@ class Device:
             moved = (m * x_bits + n * w_bits) / 8 / self.cache_bandwidth
             return math.ceil(count / self.cores) * max(2 * m * n / rate, moved)
 
-        k = 64 if op.k <= 4096 else 128
-
-        def stages(size: tuple[int, int]) -> int:
-            return int(self.buffers // (k * (size[0] * x_bits + size[1] * w_bits) / 8))
-
         fewest, most = STAGES
-        m, n = min((s for s in SIZES if s[0] >= rows and stages(s) >= fewest), key=waves)
-        return Tiling(m=m, n=n, k=k, stages=min(most, stages((m, n))))
+        fitting = {
+            (m, n): (k, min(most, stages))
+            for k in ((64,) if op.k <= 4096 else (64, 128))
+            for m, n in SIZES
+            if m >= rows
+            and (stages := int(8 * self.buffers // (k * (m * x_bits + n * w_bits)))) >= fewest
+        }
+        m, n = min((size for size in SIZES if size in fitting), key=waves)
+        k, stages = fitting[m, n]
+        return Tiling(m=m, n=n, k=k, stages=stages)

@@ -10,7 +10,7 @@ from lowprec.errors import LowprecError
 from lowprec.perf.collective import collective
 from lowprec.perf.estimates import CALIBRATIONS, find_system
 from lowprec.perf.serving.service import Service
-from lowprec.perf.serving.static import prompt_seconds
+from lowprec.perf.serving.static import first_token, prompt_seconds
 from lowprec.perf.serving.traffic import Percentiles, Served, Traffic
 from lowprec.perf.system import System
 from lowprec.spec import Spec
@@ -35,7 +35,8 @@ def disaggregated(
 
     Requests pass the prefill pool, the network and the decode pool. Their rate is what the prefill
     pool can do, or what the users ask for if that is less; by Little's law it gives the batch of
-    the decode pool, and what is left of a user's time is the time to the first token.
+    the decode pool, and what is left of a user's time is the time to the first token, or what load
+    generators see of the library, if that is more.
     LowprecError: an open loop, or users whose caches the decode pool cannot hold.
     """
     users = traffic.concurrency
@@ -58,7 +59,8 @@ def disaggregated(
         rate = min(most, users / (prompt + sent + answer))
         batch = (batch + min(rate * answer, float(min(users, room))) / pools.decode) / 2
     tpot = step + sent / output
-    first = max(prompt, users / rate - output * tpot)
+    queued = first_token(prefill, prompt, users / (ranks * pools.prefill))
+    first = max(queued, users / rate - output * tpot)
     layouts = [(pools.prefill, prefill), (pools.decode, decode)]
     chips = pools.prefill * prefill.plan.chips + pools.decode * decode.plan.chips
     low, high = decode.backend.interval

@@ -37,9 +37,7 @@ def static(service: Service, traffic: Traffic) -> Served:
         batch = (batch + max(1.0, target)) / 2
     rate = most * output / (ttft + output * tpot)
     waiting = max(0, users - room)
-    library = service.backend
-    others = library.burst * max(0.0, most - 1) / ranks
-    first = library.first + prompt * (library.prompts + others) + waiting / room * output * tpot
+    first = first_token(service, prompt, most / ranks) + waiting / room * output * tpot
     low, high = service.backend.interval
     return Served(
         machine=service.machine.name,
@@ -60,6 +58,13 @@ def static(service: Service, traffic: Traffic) -> Served:
         utilisation=1.0,
         queued=waiting,
     )
+
+
+def first_token(service: Service, prompt: float, users: float) -> float:
+    """Seconds to a first token as load generators see it, who start all users at once; `prompt`
+    seconds for each of the `users` of one rank (see `Backend`)."""
+    library = service.backend
+    return library.first + prompt * (library.prompts + library.burst * max(0.0, users - 1))
 
 
 def prompt_seconds(service: Service, length: int) -> tuple[float, float]:
