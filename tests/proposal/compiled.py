@@ -10,7 +10,7 @@ from typing import Any
 
 from lowprec.proposal.reference import c_name, c_reference
 from lowprec.proposal.reference.generate import context
-from lowprec.spec import Quantizer
+from lowprec.spec import Datapath, FloatFormat, Quantizer, load_quantizer
 
 FLAGS = ["-std=c99", "-O1", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 
@@ -103,11 +103,46 @@ def compiled(quantizers: Sequence[Quantizer], folder: Path) -> list[Compiled]:
         source.write_text(_wrappers(f"q{i}", quantizer))
         sources.append(str(source))
     library = folder / "references.so"
+    loaded = _library(sources, library)
+    return [Compiled(loaded, f"q{i}", quantizer) for i, quantizer in enumerate(quantizers)]
+
+
+def _library(sources: Sequence[str], library: Path) -> ctypes.CDLL:
     command = ["gcc", *FLAGS, "-shared", "-fPIC", "-o", str(library), *sources, "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    loaded = ctypes.CDLL(str(library))
-    return [Compiled(loaded, f"q{i}", quantizer) for i, quantizer in enumerate(quantizers)]
+    return ctypes.CDLL(str(library))
+
+
+class CompiledDot:
+    """The dot product of a header, called as the Python reference's is."""
+
+    def __init__(self, path: Datapath, folder: Path) -> None:
+        quantizer = load_quantizer("float4_e2m1fn")
+        self.path, name = path, c_name(quantizer)
+        (folder / "dot.h").write_text(c_reference(quantizer, path))
+        scales = "const double *s, const double *t, " if path.scaling else ""
+        head = (
+            f"size_t dot(const double *a, const double *b, size_t n, double c, int x, int y, "
+            f"{scales}double *sums)"
+        )
+        call = f"{name}_dot(a, b, n, c, x, y, {'s, t, ' if path.scaling else ''}sums)"
+        (folder / "dot.c").write_text(f'#include "dot.h"\n{head};\n{head} {{ return {call}; }}\n')
+        self.function = _library([str(folder / "dot.c")], folder / f"{path.name}.so").dot
+        self.function.restype = ctypes.c_size_t
+
+    def dot(
+        self, a: list[float], b: list[float], c: float, *scales: list[float], a_format: str,
+        b_format: str,
+    ) -> list[float]:  # fmt: skip
+        emin = {f.name: f.emin if isinstance(f, FloatFormat) else 0 for f in self.path.inputs}
+        arrays = [(ctypes.c_double * len(x))(*x) for x in (a, b, *scales)]
+        sums = (ctypes.c_double * (len(a) + 1))()
+        count = self.function(
+            *arrays[:2], ctypes.c_size_t(len(a)), ctypes.c_double(c), emin[a_format],
+            emin[b_format], *arrays[2:], sums,
+        )  # fmt: skip
+        return list(sums[:count])
 
 
 def _wrappers(prefix: str, quantizer: Quantizer) -> str:

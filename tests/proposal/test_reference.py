@@ -8,6 +8,7 @@ import types
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -23,7 +24,6 @@ from lowprec.spec import (
     Datapath,
     Format,
     Quantizer,
-    Tree,
     list_datapaths,
     list_formats,
     load_datapath,
@@ -33,7 +33,7 @@ from lowprec.spec import (
 from lowprec.spec.projection import ROUNDINGS, SATURATIONS
 from lowprec.spec.quantizer import RULES
 from tests.proposal.answers import differences, same
-from tests.proposal.compiled import compiled
+from tests.proposal.compiled import CompiledDot, compiled
 
 # Every branch of the templates once.
 QUANTIZERS = [
@@ -192,7 +192,7 @@ def test_what_has_no_reference_is_said(text: str) -> None:
 # Dot products.
 
 
-def dot_differences(found: VectorSet, functions: types.ModuleType, path: Datapath) -> list[str]:
+def dot_differences(found: VectorSet, functions: Any, path: Datapath) -> list[str]:
     """Every row in which one of the sums differs from the set's."""
     formats = {fmt.name: fmt for fmt in path.inputs}
     wrong = []
@@ -223,24 +223,32 @@ def dot_functions(path: Datapath) -> types.ModuleType:
 
 
 DATAPATHS = ["hopper_fp8", "blackwell_nvf4", "cdna3_fp8", "ampere_int8", "blackwell_fp8_fp16"]
+DATAPATHS += ["cdna2_bf16"]
+# Those whose exact sums of floats are longer than C's double.
+WIDE = {"cdna1_bf16", "cdna1_fp16", "cdna4_mxf8", "exact"}
 
 
 @pytest.mark.parametrize("name", DATAPATHS)
-def test_dot_products_have_the_intermediate_sums(name: str) -> None:
+def test_dot_products_have_the_intermediate_sums(name: str, tmp_path: Path) -> None:
     path = load_datapath(name)
-    assert dot_differences(vectors.generate(path)[0], dot_functions(path), path) == []
+    for functions in (dot_functions(path), CompiledDot(path, tmp_path)):
+        assert dot_differences(vectors.generate(path)[0], functions, path) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list_datapaths())
-def test_dot_products_of_every_datapath(name: str) -> None:
+def test_dot_products_of_every_datapath(name: str, tmp_path: Path) -> None:
     path = load_datapath(name)
-    if isinstance(path.addition, Tree):
-        with pytest.raises(LowprecError, match="no reference"):
-            dot_functions(path)
-        return
+    kinds = [dot_functions(path)] + ([CompiledDot(path, tmp_path)] if name not in WIDE else [])
     for found in vectors.generate(path):
-        assert dot_differences(found, dot_functions(path), path) == []
+        for functions in kinds:
+            assert dot_differences(found, functions, path) == []
+
+
+@pytest.mark.parametrize("name", sorted(WIDE))
+def test_what_no_double_holds_has_no_dot_product_in_c(name: str) -> None:
+    with pytest.raises(LowprecError, match="no dot product in C: exact sums of floats"):
+        c_reference(load_quantizer("float8_e4m3fn"), load_datapath(name))
 
 
 def test_a_narrower_window_is_found() -> None:

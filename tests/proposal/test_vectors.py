@@ -21,6 +21,7 @@ from lowprec.proposal import vectors
 from lowprec.proposal.vectors import VectorSet
 from lowprec.proposal.vectors.files import FORMS, MAX_BYTES
 from lowprec.proposal.vectors.model import thin
+from lowprec.proposal.vectors.scalar import ROWS
 from lowprec.spec import Projection, load_datapath, load_format, load_quantizer
 
 E4M3 = load_format("float8_e4m3fn")
@@ -261,3 +262,50 @@ def test_a_set_whose_words_do_not_fit_is_none(sets: dict[str, VectorSet]) -> Non
     wrong = replace(found.column("code"), words=((16,),) * found.rows)
     with pytest.raises(LowprecError, match="4 bits do not hold"):
         replace(found, columns=(found.column("x"), wrong))
+
+
+# Levels.
+
+OCP = [
+    "float8_e4m3fn", "float8_e5m2", "float6_e3m2fn", "float6_e2m3fn", "float4_e2m1fn",
+    "mxfp8_e4m3/floor", "mxfp8_e5m2/floor", "mxfp6_e3m2/floor", "mxfp6_e2m3/floor", "mxfp4/floor",
+    "mxint8/floor",
+]  # fmt: skip
+
+
+def check_level(target: str, level: str, folder: Path) -> int:
+    """The rows of all sets, which are within the bounds and survive their files."""
+    sets = vectors.generate(vectors.load_target(target), level)
+    for found in sets:
+        assert found.level == level
+        assert found.rows <= ROWS[level]
+        if found.kind == "decode":
+            (column,) = (c for c in found.columns if c.name == "code")
+            assert len(set(column.words)) == 1 << column.bits
+    vectors.write(sets, folder)
+    for found in sets:
+        for ending in FORMS:
+            path = folder / f"{found.name}{ending}"
+            assert path.stat().st_size < MAX_BYTES
+            assert vectors.read(path) == found
+    return sum(found.rows for found in sets)
+
+
+def test_standard_is_more_than_smoke(tmp_path: Path) -> None:
+    smoke = sum(found.rows for found in vectors.generate(vectors.load_target(OCP[4])))
+    assert smoke < 1200
+    assert 3 * smoke < check_level(OCP[4], "standard", tmp_path) < 20_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", OCP)
+def test_standard_and_full_of_every_ocp_format(tmp_path: Path, target: str) -> None:
+    standard = check_level(target, "standard", tmp_path / "standard")
+    full = check_level(target, "full", tmp_path / "full")
+    assert standard < full
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["bfloat16", "float16"])
+def test_full_has_every_code_point_of_16_bits(tmp_path: Path, target: str) -> None:
+    assert check_level(target, "full", tmp_path) > 1 << 17

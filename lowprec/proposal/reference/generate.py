@@ -11,7 +11,7 @@ from typing import Any
 
 from lowprec.errors import LowprecError
 from lowprec.exact.scale import largest_value
-from lowprec.proposal.reference.dots import dot_context
+from lowprec.proposal.reference.dots import INTEGERS_C, check_c, dot_context
 from lowprec.proposal.reference.parts import Part, part
 from lowprec.proposal.reference.words import layout, listed_c, listed_py, number_c, summary
 from lowprec.spec import (
@@ -36,13 +36,14 @@ def python_reference(quantizer: Quantizer, datapath: Datapath | None = None) -> 
     return _rendered("reference.py.jinja", quantizer, datapath)
 
 
-def c_reference(quantizer: Quantizer) -> str:
-    """The source of a C99 header with the same functions, each named NAME_function, but for the
-    dot product: that one is a matter of integers wider than C99 has.
+def c_reference(quantizer: Quantizer, datapath: Datapath | None = None) -> str:
+    """The source of a C99 header with the same functions, each named NAME_function.
 
-    LowprecError as for `python_reference`.
+    LowprecError as for `python_reference`, and for a datapath whose sums a double does not hold.
     """
-    return _rendered("reference.h.jinja", quantizer, None)
+    if datapath is not None:
+        check_c(datapath)
+    return _rendered("reference.h.jinja", quantizer, datapath)
 
 
 def c_name(quantizer: Quantizer) -> str:
@@ -63,6 +64,7 @@ def _rendered(template: str, quantizer: Quantizer, datapath: Datapath | None) ->
     environment.globals |= {"hex": hex, "layout": layout}
     is_c = template.endswith(".h.jinja")
     environment.globals["listed"] = listed_c if is_c else listed_py
+    environment.globals["integer_c"] = INTEGERS_C.__getitem__
     environment.filters["num"] = number_c
     text = environment.get_template(template).render(context(quantizer, datapath))
     # Templates leave more empty lines than one reads well.
