@@ -138,6 +138,8 @@ def test_the_page_has_every_row_and_every_risk_and_loads_nothing() -> None:
         assert word in text
     assert text.count("power is not known") >= 2
     assert "memory.bandwidth" in text
+    assert "Comparison of platforms" in text
+    assert "proposal" not in text.lower()
     assert "src=" not in text
     assert "http-equiv" not in text or "default-src" in text
 

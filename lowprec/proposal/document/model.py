@@ -87,12 +87,13 @@ class Section:
 
 @dataclass(frozen=True)
 class Document:
-    """facts: what stands under the title, as name and text."""
+    """facts: what stands under the title, as name and text. kind: what stands over it."""
 
     title: str
     subtitle: str
     facts: tuple[tuple[str, str], ...]
     sections: tuple[Section, ...] = field(default=())
+    kind: str = "Number format proposal"
 
     @property
     def figures(self) -> list[Figure]:
@@ -121,6 +122,7 @@ def plain(document: Document) -> dict[str, Any]:
     return {
         "title": document.title,
         "subtitle": document.subtitle,
+        "kind": document.kind,
         "facts": [[name, spans(text)] for name, text in document.facts],
         "sections": [
             {"number": i, "title": section.title, "blocks": list(_blocks(section.blocks, counts))}

@@ -27,6 +27,7 @@ def document(workload: Workload, rows: Sequence[Platform], evidence: Evidence | 
     return Document(
         title=f"{workload.model} on {len(machines)} machines",
         subtitle="Accuracy, throughput, energy and cost by recipe",
+        kind="Comparison of platforms",
         facts=(
             ("Pass", describe(workload)),
             ("Level", rows[0].found.level if rows and rows[0].found else "none"),
