@@ -320,3 +320,24 @@ def test_no_chromium_is_no_silence() -> None:
     assert (CHROMIUM is None) == (
         not shutil.which("chromium") and not shutil.which("chromium-browser")
     )
+
+
+def test_a_search_beside_the_study_is_shown(tmp_path: Path) -> None:
+    study, file = write_study(tmp_path)
+    data = json.loads((study / "study.json").read_text())
+    del data["study"]["throughput"]
+    (study / "study.json").write_text(json.dumps(data))
+    measured = {"value": 0.5, "interval": [0.4, 0.6]}
+    candidates = [
+        {"name": "later", "bits": {"weight": 4.5, "activation": 4.5}, "predicted_kl": 0.7,
+         "metrics": {"kl": measured, "dnll": measured}},
+        {"name": "sooner", "bits": {"weight": 5.5, "activation": 5.5}, "predicted_kl": 0.1},
+    ]  # fmt: skip
+    (study / "search.json").write_text(json.dumps({"candidates": candidates}))
+    _, found = make(study, str(file), "mxfp8_e4m3")
+    tables = [b for b in found.sections[5].blocks if isinstance(b, Table)]
+    (table,) = (each for each in tables if "search" in each.caption)
+    assert table.rows == (
+        ("`sooner`", "5.5 / 5.5", "0.100", "–", "–"),
+        ("`later`", "4.5 / 4.5", "0.700", "0.500 ± 0.100", "+0.500 ± 0.100"),
+    )

@@ -227,34 +227,33 @@ def _decibels(layers: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _search(p: Proposal) -> Iterator[Block]:
-    """What a search that was kept beside the study measured."""
-    rows = [each for each in p.evidence.searched if "metrics" in each]
+    """What a search that was kept beside the study found."""
+    rows = sorted(p.evidence.searched, key=lambda each: each["predicted_kl"])
     if not rows:
         return
     yield Heading("The search that led here")
     yield Table(
-        "Candidates of the search, on tokens that it did not see; `front`: none has both fewer "
-        "bits and less loss.",
-        ("candidate", "bits W / A", "predicted KL", "KL", "ΔNLL", "front"),
-        tuple(_searched(each) for each in sorted(rows, key=lambda e: e["metrics"]["kl"]["value"])),
+        "Candidates of the search, by the KL that its proxy predicts; measured on tokens that it "
+        "did not see, where they were.",
+        ("candidate", "bits W / A", "predicted KL", "KL", "ΔNLL"),
+        tuple(_searched(each) for each in rows),
         "`records/search.json`",
         right=frozenset({1, 2, 3, 4}),
-        strong=frozenset(),
     )
 
 
 def _searched(each: dict[str, Any]) -> tuple[str, ...]:
     def pm(name: str, form: str) -> str:
-        metric = each["metrics"][name]
+        metric = each.get("metrics", {}).get(name)
+        if metric is None:
+            return "–"
         low, high = metric["interval"]
         text = f"{metric['value']:{form}} ± {(high - low) / 2:{form.removeprefix('+')}}"
         return text.replace("-", "−")
 
     name = each["name"].removesuffix("-nearest-even-SatFinite")
     bits = " / ".join(f"{b:.3g}" for b in each["bits"].values())
-    predicted = f"{each['predicted_kl']:.3f}"
-    front = "yes" if each["front"] else ""
-    return (f"`{name}`", bits, predicted, pm("kl", ".3f"), pm("dnll", "+.3f"), front)
+    return (f"`{name}`", bits, f"{each['predicted_kl']:.3f}", pm("kl", ".3f"), pm("dnll", "+.3f"))
 
 
 def missing(p: Proposal) -> list[str]:

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from lowprec.perf import Estimate
-from lowprec.proposal.charts import ACCENT, DECADES, GREY, SECOND, data, drawn
-from lowprec.proposal.document import (
-    Absent,
-    Block,
-    Figure,
-    Heading,
-    Paragraph,
-    Points,
-    Section,
-    Table,
-)
-from lowprec.proposal.evidence import Cell
+from lowprec.proposal.document import Absent, Block, Heading, Paragraph, Points, Section, Table
 from lowprec.proposal.pricing import Job, Pricing, Quote, validated
 from lowprec.proposal.sections import words
 from lowprec.proposal.sections.datapath import cost_of, ratio_interval
-from lowprec.proposal.subject import Comparison, Proposal, kl
+from lowprec.proposal.sections.front import front
+from lowprec.proposal.subject import Proposal
 
 SOURCE = (
     "`lowprec.perf.estimate`, kernel level; machines and constants have their sources in lowprec"
@@ -125,7 +114,7 @@ def _trust(pricing: Pricing) -> Paragraph:
 def pareto(p: Proposal, pricing: Pricing) -> Section:
     """Section 10."""
     blocks: list[Block] = []
-    figure = _front(p)
+    figure = front(p)
     if figure is None:
         blocks.append(
             Absent("No study cell has both an accuracy and a throughput record of one recipe.")
@@ -138,122 +127,6 @@ def pareto(p: Proposal, pricing: Pricing) -> Section:
         blocks.append(Absent("Break-even: needs a baseline and priced machines; there are none."))
     blocks.append(Absent("Tokens per joule and per dollar: the study's records hold neither."))
     return Section("Pareto front and break-even", tuple(blocks))
-
-
-def _front(p: Proposal) -> list[Block] | None:
-    """Loss against the study's own throughput records."""
-    if not p.comparisons:
-        return None
-    c = p.comparisons[0]
-    found = _speeds(p, c)
-    if len(found) < 2:
-        return None
-    model, machine, workload = found[0][2]
-    rows = _marked(p, [(cell, speed) for cell, speed, _ in found])
-    dominated = [row["name"] for row in rows if not row["front"]]
-    native = [row for row in rows if row["native"]]
-    about = (
-        f"Accuracy on {c.model} ({_tokens(c)}); throughput by the datasheet roofline of the "
-        f"study's records: {model} on {machine}, {workload}, per chip. Recipes that quantize the "
-        "same operands. "
-    )
-    return [
-        Paragraph(
-            about + f"Dominated (another one is both faster and more accurate): "
-            f"{words.listed([f'`{n}`' for n in dominated]) or 'none'}. "
-            f"{len(native)} of {len(rows)} run natively there."
-        ),
-        Figure(
-            "pareto",
-            f"Loss on {c.model} against modelled throughput of {model} on {machine} "
-            f"({workload}). Line: the Pareto front. Rings: converted on the way.",
-            _draw(rows),
-            "; ".join(f"{r['name']}: KL {r['kl']:.3g}, {r['speed']:.4g} tokens/s" for r in rows),
-            "accuracy and throughput records in `records/`",
-        ),
-    ]
-
-
-def _tokens(c: Comparison) -> str:
-    return f"{c.ours.record.details['tokens']:,} tokens"
-
-
-Speed = tuple[Cell, tuple[float, bool], tuple[str, str, str]]
-
-
-def _speeds(p: Proposal, c: Comparison) -> list[Speed]:
-    """Each compared cell with the speed of its recipe on the study's first model, machine and
-    pass: tokens per second and chip, and whether natively."""
-    asked = p.evidence.plan.get("throughput") or {}
-    if not asked:
-        return []
-    model, machine = str(asked["models"][0]), str(asked["machines"][0])
-    by_recipe = {
-        cell.record.subject["recipe"]: cell.record
-        for cell in p.evidence.throughput
-        if cell.model == model and cell.record.subject["machine"]["name"] == machine
-    }
-    found: list[Speed] = []
-    for cell in c.cells:
-        record = by_recipe.get(cell.record.subject["recipe"])
-        if record is not None:
-            line = record.details["workloads"][0]
-            speed = (line["tokens_per_second_per_chip"], not line["fallbacks"])
-            found.append((cell, speed, (model, machine, line["workload"])))
-    return found
-
-
-def _marked(p: Proposal, cells: Sequence[tuple[Cell, tuple[float, bool]]]) -> list[dict[str, Any]]:
-    rows = []
-    for cell, (speed, native) in cells:
-        if kl(cell) <= 0:
-            continue
-        better = any(
-            kl(other) <= kl(cell) and rate >= speed and (kl(other), rate) != (kl(cell), speed)
-            for other, (rate, _) in cells
-        )
-        quantizer = cell.quantizers[0]
-        kind = "other"
-        if quantizer.format == p.ours.format:
-            kind = "proposed"
-        elif p.baseline is not None and quantizer.format == p.baseline.format:
-            kind = "baseline"
-        rows.append(
-            {"name": cell.candidate.name, "kl": kl(cell), "speed": speed, "native": native,
-             "front": not better, "kind": kind}
-        )  # fmt: skip
-    return rows
-
-
-def _draw(rows: list[dict[str, Any]]) -> str:
-    import altair as alt
-
-    x = alt.X("speed:Q", title="modelled tokens per second per chip").scale(zero=False, padding=40)
-    y = alt.Y("kl:Q", title="KL, nats per token (log)").scale(type="log", padding=18)
-    y = y.axis(values=DECADES, format="~g")
-    color = alt.Color("kind:N", legend=None).scale(
-        domain=["proposed", "baseline", "other"], range=[ACCENT, SECOND, GREY]
-    )
-    text = alt.Color("kind:N", legend=None).scale(
-        domain=["proposed", "baseline", "other"], range=[ACCENT, SECOND, "#4d565f"]
-    )
-    base = alt.Chart(data(rows)).encode(x=x, y=y)
-    front = base.transform_filter("datum.front").mark_line(
-        strokeDash=[5, 4], color="#7b8590", strokeWidth=1.2
-    )
-    dots = base.transform_filter("datum.native").mark_point(
-        filled=True, size=80, opacity=1
-    ).encode(color=color)  # fmt: skip
-    rings = base.transform_filter("!datum.native").mark_point(
-        filled=False, size=70, strokeWidth=1.8, opacity=1
-    ).encode(color=color)  # fmt: skip
-    names = base.mark_text(dy=-12, fontSize=11).encode(text="name:N", color=text)
-    return drawn(
-        alt.layer(front.encode(order="speed:Q"), dots, rings, names).resolve_scale(
-            color="independent"
-        ),
-        height=340,
-    )
 
 
 def _break_even(p: Proposal, pricing: Pricing) -> Iterator[Block]:

@@ -98,8 +98,8 @@ def si(x: float, unit: str) -> str:
 
 
 def number(x: float) -> str:
-    """Three significant digits: 23.4, 1,230, 123k."""
-    if x >= 1e5:
+    """Three significant digits: 23.4, 1,230, 12.3k."""
+    if x >= 1e4:
         return f"{x / 1e3:.3g}k"
     return f"{float(f'{x:.3g}'):,.10g}"
 
