@@ -16,7 +16,7 @@ from lowprec.perf.kernel.constants import FOLDER, NAMES
 from lowprec.perf.kernel.intervals import REGIMES, regime
 from lowprec.perf.kernel.plan import spell
 from lowprec.perf.validation.files import read_points
-from lowprec.perf.validation.fit import Sample, explain, fit_group, grouped, information, samples
+from lowprec.perf.validation.fit import Sample, explain, fit_group, grouped, samples
 from lowprec.perf.validation.leave_out import Fitted, Groups, Left, residuals
 
 POINTS = Path(__file__).parent / "validation" / "gemm.csv"
@@ -41,7 +41,7 @@ def main() -> None:
     for group, found in groups.items():
         print(*group, len(found), file=sys.stderr, flush=True)
         fitted[group] = fit_group(found)
-    table = explain(groups, fitted, information(groups, fitted))
+    table = explain(groups, fitted)
     lines = [HEAD.format(points=len(data))]
     for level, entries in table.items():
         if level in ("base", "energy"):

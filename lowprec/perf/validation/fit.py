@@ -4,8 +4,7 @@ First every group of points (machine and path of kernel) alone, by least squares
 a robust loss and a normal prior around the base: with 11 constants and about 200 points, what a
 group says nothing about stays where it was. Then the groups' constants are explained by factors of
 their vendor, library, path, family and machine (ridge regression), so that a group without points
-gets the factors of what it shares with others; what a group's points say little about counts
-little.
+gets the factors of what it shares with others.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ ENERGY = {
     "gaudi": 1.23,
 }
 NOISE = 0.1
-STEP = 0.05
 # Standard deviations of the factors' logarithms, and of what a group has for itself.
 SPREAD = {
     "base": 0.6,
@@ -148,61 +146,46 @@ def before(name: str, sample: Sample) -> float:
     return PRIOR[name][0]
 
 
-Information = Mapping[tuple[str, str], Mapping[str, float]]
-
-
-def information(
-    groups: Mapping[tuple[str, str], Sequence[Sample]],
-    fitted: Mapping[tuple[str, str], Constants],
-) -> Information:
-    """What each group's points say of the logarithm of each constant: one over its variance."""
-    return {group: _informed(groups[group], constants) for group, constants in fitted.items()}
-
-
-def _informed(data: Sequence[Sample], constants: Constants) -> dict[str, float]:
-    """Squared slopes of log time over the noise: their mean and not their sum, since the points
-    of one group are of the same kernels and err alike."""
-    import numpy as np
-
-    here = np.log(seconds(data, constants))
-
-    def slope(name: str) -> float:
-        less = replace(constants, **{name: getattr(constants, name) * math.exp(-STEP)})
-        found: float = np.mean(((np.log(seconds(data, less)) - here) / STEP) ** 2)
-        return found
-
-    return {name: float(slope(name)) / NOISE**2 for name in NAMES}
+def said(data: Sequence[Sample]) -> set[str]:
+    """The constants that samples of one group say anything about."""
+    plan, quantized = data[0].plan, data[0].quantized
+    silent = set()
+    if quantized or plan.path.startswith(("plain", "weight")):
+        silent |= {"quantize", "quantize_launch"}
+    if not (plan.choice.promoted or plan.convert_w):
+        silent.add("convert")
+    if plan.scaled_tiles:
+        silent.add("split")
+    return set(NAMES) - silent
 
 
 def explain(
     groups: Mapping[tuple[str, str], Sequence[Sample]],
     fitted: Mapping[tuple[str, str], Constants],
-    known: Information,
 ) -> dict[str, Any]:
-    """The table of base and factors (see kernel/constants.py) that explains the groups best.
-
-    A group's constant counts as far as its points say anything about it (`known`): they may be
-    short of memory traffic, or quantized before.
-    """
+    """The table of base and factors (see kernel/constants.py) that explains the groups best."""
     import numpy as np
 
     keys = {g: _keys(groups[g][0]) for g in fitted}
     all_keys = sorted({key for found in keys.values() for key in found})
-    rows = np.array([[1.0, *(float(k in keys[g]) for k in all_keys)] for g in fitted])
     table: dict[str, Any] = {"base": {}, "energy": dict(ENERGY)}
     for name in NAMES:
         spread = LAUNCH_SPREAD if name in LAUNCHES else SPREAD
-        prior = np.array([1 / spread["base"] ** 2, *(1 / spread[k[0]] ** 2 for k in all_keys)])
+        speaking = [g for g in fitted if name in said(groups[g])]
+        weights = np.array([1 / spread["base"] ** 2, *(1 / spread[k[0]] ** 2 for k in all_keys)])
+        rows = np.array([[1.0, *(float(k in keys[g]) for k in all_keys)] for g in speaking])
         values = np.array(
-            [math.log(getattr(fitted[g], name) / before(name, groups[g][0])) for g in fitted]
+            [math.log(getattr(fitted[g], name) / before(name, groups[g][0])) for g in speaking]
         )
-        weights = np.array(
-            [1 / (spread["group"] ** 2 + 1 / max(known[g][name], 1e-9)) for g in fitted]
-        )
+        center = PRIOR[name][0]
+        if not speaking:
+            table["base"][name] = center
+            continue
+        precision = 1 / spread["group"] ** 2
         solved = np.linalg.solve(
-            rows.T @ (weights[:, None] * rows) + np.diag(prior), rows.T @ (weights * values)
+            precision * rows.T @ rows + np.diag(weights), precision * rows.T @ values
         )
-        table["base"][name] = float(PRIOR[name][0] * math.exp(solved[0]))
+        table["base"][name] = float(center * math.exp(solved[0]))
         for (level, key), factor in zip(all_keys, solved[1:], strict=True):
             table.setdefault(level, {}).setdefault(key, {})[name] = float(factor)
     return table

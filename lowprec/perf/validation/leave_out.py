@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from lowprec.perf.kernel.constants import Constants, combined, levels
-from lowprec.perf.validation.fit import Sample, explain, fit_group, information, seconds
+from lowprec.perf.validation.fit import Sample, explain, fit_group, seconds
 
 Left = Literal["site", "path", "machine", "vendor"]
 Groups = Mapping[tuple[str, str], Sequence[Sample]]
@@ -31,7 +31,6 @@ class Residual:
 def residuals(groups: Groups, fitted: Fitted, left: Left) -> Iterator[Residual]:
     """site: half of a group's (N, K) is predicted from the other half; path: one path of one
     machine from everything else; machine, vendor: all of one from everything else."""
-    known = information(groups, fitted) if left != "site" else {}
     for group, data in groups.items():
         if left == "site":
             yield from _sites(data)
@@ -42,7 +41,7 @@ def residuals(groups: Groups, fitted: Fitted, left: Left) -> Iterator[Residual]:
             for other, constants in fitted.items()
             if not _same(left, other, group, groups)
         }
-        table = explain(groups, others, known)
+        table = explain(groups, others)
         constants = combined(table, levels(chip.vendor, group[1], chip.family, chip.name))
         yield from _residuals(left, data, constants)
 
