@@ -131,12 +131,12 @@ def _documents(made: Document, folder: Path) -> None:
 
 def references(p: Proposal) -> dict[str, str]:
     """The single-file references by name; with a dot product where one can be written."""
-    quantizer = p.ours.quantizer
-    try:
-        text = python_reference(quantizer, p.ours.unit)
-    except LowprecError:
-        text = python_reference(quantizer)
-    found = {f"{p.name}.py": text, f"{p.name}.h": c_reference(quantizer)}
+    quantizer, found = p.ours.quantizer, {}
+    for name, write_one in ((f"{p.name}.py", python_reference), (f"{p.name}.h", c_reference)):
+        try:
+            found[name] = write_one(quantizer, p.ours.unit)
+        except LowprecError:
+            found[name] = write_one(quantizer)
     random = Projection(rounding="stochastic", saturation=quantizer.projection.saturation, bits=8)
     try:
         stochastic = Quantizer.model_validate(dict(quantizer) | {"projection": random})

@@ -10,6 +10,7 @@ from lowprec.proposal.evidence import Cell
 from lowprec.spec import BlockFormat, FloatFormat, Format, IntFormat
 from lowprec.spec.block import Block
 
+COMMON = ("float16", "bfloat16", "float32", "float64")
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -105,8 +106,10 @@ def number(x: float) -> str:
 
 
 def shape(fmt: Format) -> str:
-    """E4M3 and the like, or what else it is."""
+    """E4M3 and the like, or the name that everybody knows."""
     match fmt:
+        case FloatFormat() if fmt.name in COMMON:
+            return fmt.name
         case FloatFormat():
             sign = "" if fmt.signed else "U"
             return f"{sign}E{fmt.exponent_bits}M{fmt.precision - 1}"
@@ -119,7 +122,14 @@ def described(fmt: Format | BlockFormat) -> str:
     """The format in one sentence part."""
     if not isinstance(fmt, BlockFormat):
         return f"{shape(fmt)}, {fmt.bits} bits"
-    text = f"{shape(fmt.element)} elements with a {shape(fmt.scale)} scale {block(fmt.block)}"
+    scale = _with_article(shape(fmt.scale))
+    text = f"{shape(fmt.element)} elements with {scale} scale {block(fmt.block)}"
     if fmt.outer is not None:
-        text += f" under a {fmt.outer.scale.name} scale {block(fmt.outer.block)}"
+        outer = _with_article(shape(fmt.outer.scale))
+        text += f" under {outer} scale {block(fmt.outer.block)}"
     return text
+
+
+def _with_article(name: str) -> str:
+    """an E4M3, a UE5M3, a float32."""
+    return f"{'an' if name[0] in 'EI' else 'a'} {name}"
