@@ -7,11 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lowprec.errors import LowprecError
-from lowprec.perf import find_workload, list_workloads, load_workload
+from lowprec.perf import estimate, find_workload, list_workloads, load_workload, machine
 from lowprec.spec import Attention, Matmul, Workload, data_dir
 
 # Published, or the sum of the published shapes; GLM-5's, Kimi's and MiniMax's are rounded.
@@ -154,3 +157,22 @@ def test_a_shipped_model_is_priced_without_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "decode" in done.stdout
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.sampled_from(["llama-3.1-8b", "deepseek-v3", "gpt-oss-20b", "qwen3.5-397b-a17b"]),
+    st.sampled_from([1, 7, 64]),
+    st.sampled_from([(1, 1), (1, 4096), (1000, 0)]),
+    st.sampled_from(["bound", "kernel"]),
+)
+def test_an_estimate_counts_the_flops_of_the_trace(
+    name: str, batch: int, pair: tuple[int, int], level: Any
+) -> None:
+    tokens, context = pair
+    work = load_workload(name).at(batch=batch, tokens=tokens, context=context)
+    roomy = machine("b200").what_if("memory.capacity", 1e15)
+    found = estimate(work, "*: keep", roomy, level=level)
+    products = [term.flops for term in found.terms if term.kind in ("matmul", "attention")]
+    traced = sum(g.count * g.op.flops for g in work.groups if isinstance(g.op, Matmul | Attention))
+    assert sum(products) == pytest.approx(traced, rel=1e-12)
