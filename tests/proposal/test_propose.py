@@ -281,3 +281,27 @@ def test_every_built_in_format_can_be_written_and_read(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.toml"
         path.write_text(toml(fmt.to_json() | {"facts": {"source": "written by a test"}}))
         assert load_format(path) == fmt
+
+
+EXAMPLE = Path(__file__).parents[2] / "proposals" / "fp5_ue5m3"
+
+
+def test_the_example_s_small_files_are_those_of_its_manifest() -> None:
+    package = EXAMPLE / "package"
+    files = json.loads((package / "manifest.json").read_text())["files"]
+    kept = {p.relative_to(package).as_posix() for p in package.rglob("*") if p.is_file()}
+    assert {"README.md", "proposal.md", "proposal.png", "formats/fp5_ue5m3.toml"} <= kept
+    for name in kept - {"manifest.json"}:
+        assert hashlib.sha256((package / name).read_bytes()).hexdigest() == files[name]["sha256"]
+
+
+@pytest.mark.slow
+def test_the_example_is_made_again(tmp_path: Path) -> None:
+    out = propose(EXAMPLE / "study", EXAMPLE / "fp5_ue5m3.toml", tmp_path / "out", "mxfp8_e4m3")
+    files = json.loads((EXAMPLE / "package" / "manifest.json").read_text())["files"]
+    now = digests(out)
+    # What the machines' constants and the tools' versions have no part in.
+    for folder in ("formats/", "datapath/", "vectors/", "reference/", "records/"):
+        same = {name for name in files if name.startswith(folder)}
+        assert same == {name for name in now if name.startswith(folder)}
+        assert all(now[name] == files[name]["sha256"] for name in same), folder
