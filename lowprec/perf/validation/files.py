@@ -16,6 +16,7 @@ _LONGEST = 1 << 24  # characters of one field
 _AIC = {"system", "gemm_dtype", "m", "n", "k"}
 _AITER = {"gfx", "cu_num", "fmt", "M", "N", "K"}
 _POINT = {"hw", "what", "shape", "format", "unit"}
+_LAYOUTS = (_AIC, _AITER, _POINT)
 
 
 def read_points(path: str | Path) -> Iterator[Point]:
@@ -28,6 +29,13 @@ def read_points(path: str | Path) -> Iterator[Point]:
     rows = _parquet(path) if path.suffix == ".parquet" else _csv(path)
     for number, row in enumerate(rows):
         yield _point(row, number)
+
+
+def has_points(path: Path) -> bool:
+    """Whether the columns of a CSV file are those of measurements of this model."""
+    with path.open(newline="", encoding="utf-8-sig", errors="backslashreplace") as file:
+        columns = set(next(csv.reader(file), ()))
+    return any(columns >= known for known in _LAYOUTS)
 
 
 def _csv(path: Path) -> Iterator[Mapping[str, Any]]:
@@ -60,7 +68,7 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _layout(columns: set[str], path: Path) -> None:
     """LowprecError if the columns are those of no layout."""
-    if not any(columns >= known for known in (_AIC, _AITER, _POINT)):
+    if not any(columns >= known for known in _LAYOUTS):
         raise LowprecError(
             f"{path}: columns: expected id, hw, chips, level, what, shape, format, value, unit, "
             f"conditions, source, source_group, note, got {', '.join(sorted(columns)) or 'none'}"

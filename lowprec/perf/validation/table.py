@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from lowprec.perf.hardware import machine
 from lowprec.perf.kernel.constants import NAMES, Constants, gemm_table
 from lowprec.perf.kernel.intervals import interval, regime
+from lowprec.perf.validation.files import has_points
 from lowprec.perf.validation.fit import grouped, samples
 from lowprec.perf.validation.leave_out import Left, Residual, residuals
 from lowprec.perf.validation.point import Point
@@ -101,7 +103,7 @@ def errors(name: str, points: Iterable[Point]) -> tuple[list[Error], list[Answer
         p = each.prediction
         found.append(
             Error(
-                set=name,
+                set=_set(name, each.point),
                 level=p.level,
                 chip=machine(each.point.hw).name,
                 format=each.point.format or each.point.what,
@@ -113,6 +115,14 @@ def errors(name: str, points: Iterable[Point]) -> tuple[list[Error], list[Answer
             )
         )
     return found, refused
+
+
+def _set(name: str, point: Point) -> str:
+    """Times per output token and to the first one are sets of their own, as are servers whose
+    prefill and decode are apart."""
+    if found := re.search(r"\b(agg|disagg) (TPOT|TTFT)$", point.what):
+        return f"{name}, {found[2]}{', apart' if found[1] == 'disagg' else ''}"
+    return name
 
 
 def _regime(point: Point) -> str:
@@ -155,5 +165,5 @@ def _left(left: Left, level: Any, r: Residual) -> Error:
 
 
 def validation_files(folder: Path) -> list[Path]:
-    """The validation files of a folder, by name."""
-    return sorted(folder.glob("*.csv"))
+    """The validation files of a folder, by name: those with the columns of points."""
+    return [path for path in sorted(folder.glob("*.csv")) if has_points(path)]

@@ -18,6 +18,7 @@ from lowprec.perf.validation.files import read_points
 from lowprec.perf.validation.formats import operands_of, quantized_before
 from lowprec.perf.validation.point import Point
 from lowprec.perf.validation.predict import answer
+from lowprec.perf.validation.table import validation_files
 from lowprec.perf.validation.text import in_unit, sizes
 
 FILES = Path(__file__).parents[3] / "benchmarks" / "validation"
@@ -174,6 +175,7 @@ def test_other_columns_are_an_error(tmp_path: Path) -> None:
         ("attention", 0.11, 0.85),
         ("experts", 0.2, 0.8),
         ("quantizers", 0.1, 0.8),
+        ("training", 0.05, 0.85),
     ],
 )
 def test_shipped_points(name: str, median: float, coverage: float) -> None:
@@ -188,6 +190,15 @@ def test_shipped_points(name: str, median: float, coverage: float) -> None:
         inside += found.low <= point.value <= found.high
     assert sorted(errors)[len(errors) // 2] < median
     assert inside / len(points) > coverage
+
+
+def test_shipped_files_have_points() -> None:
+    folder = FILES
+    found = {path.stem for path in validation_files(folder)}
+    assert {"gemm", "attention", "serving", "training"} <= found
+    assert "datapath_cost" not in found
+    for path in validation_files(folder):
+        assert next(read_points(path)).value
 
 
 def test_the_busiest_rank_of_skewed_experts() -> None:
