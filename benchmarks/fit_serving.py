@@ -97,7 +97,7 @@ def fit(name: str, data: Sequence[Server]) -> Backend:
     center, spread, most = (np.array(column) for column in zip(*PRIOR.values(), strict=True))
 
     def library(z: Any) -> Backend:
-        values = np.maximum(center + spread * z, 0)
+        values = np.maximum(center + spread * z, 0).round(9)
         return backend(name).model_copy(update=dict(zip(PRIOR, map(float, values), strict=True)))
 
     def residuals(z: Any) -> Any:
