@@ -40,6 +40,7 @@ _HOME = {
     "machine": ("lowprec.perf", "machine"),
     "matmul": ("lowprec.kernels", "matmul"),
     "pack": ("lowprec.kernels", "pack"),
+    "propose": ("lowprec.proposal.package", "propose"),
     "quantize": ("lowprec.kernels", "quantize"),
     "quantize_optimizer": ("lowprec.nn.training.optimizer", "quantize_optimizer"),
     "quantize_packed": ("lowprec.kernels", "quantize_packed"),

@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "proposal": _DATA | {"exact", "perf", "report", "rtl"},
     "studies": _CORE | {"nn", "eval", "report"},
     "cli": _CORE | {"rtl", "nn", "eval", "studies", "report", "proposal"},
-    "__init__": _CORE | {"nn", "checkpoints", "eval", "studies", "report"},
+    "__init__": _CORE | {"nn", "checkpoints", "eval", "studies", "report", "proposal"},
 }
 # What the two outermost parts may import before a function of theirs runs.
 MAY_IMPORT_EAGERLY = {"cli": _DATA, "__init__": _DATA}

@@ -33,7 +33,7 @@ Say = Callable[[str], None]
 
 def propose(
     study: str | Path,
-    fmt: str | Path,
+    format: str | Path,
     out: str | Path,
     baseline: str | None = None,
     level: Level = "standard",
@@ -41,7 +41,7 @@ def propose(
 ) -> Path:
     """Write the package of a format, from a study's folder, to the folder `out`; its path.
 
-    fmt: a format by name or file, or with its scale rule as in ``my.toml/amax``. level: how many
+    format: a name or a file, or with its scale rule as in ``my.toml/amax``. level: how many
     vectors. say: is told what is being made. The same study, format and versions of the tools give
     the same bytes. An earlier package in `out` is replaced as a whole; nothing half-written stays.
     LowprecError: no study, no such format, a folder in `out` that is no package, a missing tool.
@@ -50,7 +50,7 @@ def propose(
     _check_target(target)
     require_typst()
     check_tools()
-    proposal = make_proposal(load_evidence(Path(study)), str(fmt), baseline)
+    proposal = make_proposal(load_evidence(Path(study)), str(format), baseline)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(dir=target.parent, prefix=".writing-"))
     try:
