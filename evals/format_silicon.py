@@ -5,12 +5,16 @@
 The manner is that of the shared-microexponents study (arXiv 2302.08007): the signal-to-noise ratio
 of quantized normal numbers, and the area of a dot product times the bits of an element, both
 against FP8. Areas are the structural model's (`lowprec.perf.datapath_cost`); published points are
-those of benchmarks/validation/datapath_cost.csv. Writes points.csv and chart.png.
+those of benchmarks/validation/datapath_cost.csv. Below it, of the formats that whole models ran
+with (evals/results/whole-models), the perplexity of their linear layers over the unquantized one.
+Writes points.csv and chart.png.
 """
 
 from __future__ import annotations
 
 import csv
+import json
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -25,6 +29,7 @@ from lowprec.kernels import fake_quantize
 from lowprec.perf.published import per_lane
 from lowprec.spec import BlockFormat, FloatFormat, Format, Quantizer, list_formats, load_format
 
+RECORDS = Path(__file__).parent / "results" / "whole-models"
 ROWS, LENGTH, LANES = 128, 1024, 64
 SEED = 0
 RULES = {True: "rceil", False: "amax"}  # of scales that are powers of two, and of others
@@ -96,6 +101,8 @@ def _quantizer(fmt: Format | BlockFormat) -> Quantizer:
         if not isinstance(scaled, BlockFormat):
             raise LowprecError(f"{fmt.name}: no scale per channel")
         return Quantizer(format=scaled, rule="amax")
+    if fmt.zero_point is not None or fmt.offset is not None:
+        return Quantizer(format=fmt, rule="minmax")
     powers = isinstance(fmt.scale, FloatFormat) and fmt.scale.precision == 1
     return Quantizer(format=fmt, rule=RULES[powers and fmt.outer is None])  # type: ignore[arg-type]
 
@@ -137,6 +144,22 @@ def _published(points: list[Point]) -> list[Point]:
     ]
 
 
+def _perplexities(points: list[Point]) -> list[dict[str, Any]]:
+    """Of each model and format whose linear layers have it for both operands, and nothing else."""
+    known, found = {p.name: p for p in points if p.kind == "catalogue"}, []
+    for path in sorted(RECORDS.glob("*/*.json")):
+        record = json.loads(path.read_text())
+        rows = [c for c in record["details"]["coverage"] if c["operands"] != "kept"]
+        used = {(c["kind"], c["weight"].split("/")[0], c["activation"].split("/")[0]) for c in rows}
+        kind, weight, activation = used.pop() if len(used) == 1 else ("", "", "")
+        if kind != "linear" or weight != activation or weight not in known:
+            continue
+        p, model = known[weight], record["subject"]["model"]["name"]
+        ratio = math.exp(record["metrics"]["dnll"]["value"])
+        found.append({"name": p.name, "cost": p.cost, "model": model, "ratio": ratio})
+    return found
+
+
 def _draw(points: list[Point], path: Path) -> None:
     import altair as alt
     import vl_convert
@@ -160,6 +183,15 @@ def _draw(points: list[Point], path: Path) -> None:
         .encode(x=x, y=y, text="name:N", color=color)
     )
     chart = (dots + words).properties(width=900, height=560)
+    if models := _perplexities(points):
+        base = alt.Chart(alt.Data(values=models)).encode(
+            x=x,
+            y=alt.Y("ratio:Q", scale=alt.Scale(type="log"), title="perplexity / unquantized"),
+            color="model:N",
+        )
+        names = base.mark_text(align="left", dx=6, fontSize=8).encode(text="name:N")
+        below = (base.mark_point(filled=True, size=45) + names).properties(width=900, height=220)
+        chart = alt.vconcat(chart, below).resolve_scale(color="independent")
     path.write_bytes(vl_convert.vegalite_to_png(chart.to_dict(), scale=1.5))
 
 

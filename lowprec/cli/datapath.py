@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from lowprec.cli.app import Json
-from lowprec.errors import LowprecError
+from lowprec.errors import LowprecError, unknown
 
 if TYPE_CHECKING:
     from lowprec.perf.silicon import Swap
@@ -127,7 +127,14 @@ def _chosen(name: str, inputs: str | None, lanes: int | None) -> _Chosen:
 def _load(name: str) -> tuple[Datapath, Format, BlockFormat | None]:
     """The datapath, what it multiplies by default, and the block format if it shares more than a
     scale."""
-    from lowprec.spec import BlockFormat, list_datapaths, load_datapath, load_format, read_toml
+    from lowprec.spec import (
+        BlockFormat,
+        list_datapaths,
+        list_formats,
+        load_datapath,
+        load_format,
+        read_toml,
+    )
     from lowprec.spec.default_datapath import default_datapath, goes_beyond_scales
 
     is_file = name.endswith(".toml")
@@ -137,11 +144,10 @@ def _load(name: str) -> tuple[Datapath, Format, BlockFormat | None]:
     try:
         fmt = load_format(name)
     except LowprecError as error:
-        # Of a name that is neither, the message for datapaths names the nearest one of these.
-        if is_file:
+        if is_file or "unknown format" not in str(error):
             raise
-        load_datapath(name)
-        raise error from None
+        known = [*list_datapaths(), *list_formats()]
+        raise unknown("datapath or format", name, known) from None
     if not isinstance(fmt, BlockFormat):
         return default_datapath(fmt), fmt, None
     shared = fmt if goes_beyond_scales(fmt) else None
@@ -149,11 +155,14 @@ def _load(name: str) -> tuple[Datapath, Format, BlockFormat | None]:
 
 
 def _numerics(chosen: _Chosen) -> dict[str, Any]:
+    from lowprec.spec import CodebookFormat
+
     path, addition = chosen.path, chosen.path.addition
     found = {
         "datapath": path.name,
         "a": chosen.a.name,
         "b": chosen.b.name,
+        **({"read as": path.inputs[0].name} if isinstance(chosen.a, CodebookFormat) else {}),
         "lanes": chosen.lanes,
         "accumulator": path.accumulator.name,
         "addition": addition.kind,

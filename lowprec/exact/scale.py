@@ -137,11 +137,12 @@ def candidates(
             return [onto(ratio(amax, Fraction(m)), fmt.scale) for m in (6, 4)]
         case "mse":
             r = ratio(amax, largest_value(quantizer))
-            return [onto(a.multiply(f, r), fmt.scale) for f in _factors(fmt.scale)]
+            return [onto(a.multiply(f, r), fmt.scale) for f in factors(fmt.scale)]
     return [onto(ratio(amax, largest_value(quantizer)), fmt.scale)]
 
 
-def _factors(scale: Format) -> list[Fraction]:
+def factors(scale: Format) -> list[Fraction]:
+    """What the rule mse multiplies r by."""
     powers_alone = isinstance(scale, FloatFormat) and scale.precision == 1
     steps = [0] if powers_alone else range(15, -1, -1)
     return [Fraction(2)] + [Fraction(16 + j, 16) * pow2(i) for i in (0, -1, -2) for j in steps]

@@ -3,88 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-from amaranth.hdl import C, Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 
 from lowprec.errors import LowprecError
 from lowprec.exact.scale import ONTO_SCALE
-from lowprec.exact.values import code_of
-from lowprec.rtl.part import Library, Part, Ports, Top
-from lowprec.rtl.project import check_projection, projected
-from lowprec.rtl.real import Real, named, quotient, rounded, unpacked
-from lowprec.rtl.scaler import ONE, SCALED, Scaler, check_scale, is_power_of_two, precision_of, row
+from lowprec.rtl.align import parts_of
+from lowprec.rtl.error import BITS, ConvertAdd, ConvertBetter, ConvertError
+from lowprec.rtl.lane import Lane
+from lowprec.rtl.part import Library, Ports, Top
+from lowprec.rtl.project import check_projection
+from lowprec.rtl.scaler import Scaler
+from lowprec.rtl.scales import SCALED, check_scale, row
 from lowprec.rtl.verilog import verilog
 from lowprec.spec import load_format
 from lowprec.spec.block import BlockFormat
-from lowprec.spec.format import FloatFormat, Format, floor_log2
-from lowprec.spec.quantizer import GIVEN_RULES, POWER_OF_TWO_RULES, Quantizer
+from lowprec.spec.format import FloatFormat, floor_log2
+from lowprec.spec.quantizer import SEARCHING_RULES, Quantizer
 
 SOURCES = ("float32", "bfloat16")
-
-
-@dataclass(frozen=True)
-class Lane(Part):
-    """One number onto the element format, divided by the scale where there is one."""
-
-    source: FloatFormat
-    quantizer: Quantizer
-
-    @property
-    def element(self) -> Format:
-        fmt = self.quantizer.format
-        return fmt.element if isinstance(fmt, BlockFormat) else fmt
-
-    @property
-    def scaled(self) -> bool:
-        return isinstance(self.quantizer.format, BlockFormat)
-
-    @property
-    def name(self) -> str:
-        return "convert_lane"
-
-    @property
-    def about(self) -> str:
-        by = "x / scale" if self.scaled else "x"
-        how = self.quantizer.projection.spell()
-        return f"{by} of {self.source.name} onto {self.element.name}, {how}."
-
-    def inputs(self) -> Ports:
-        bits = self.quantizer.projection.bits
-        random = {"random": bits} if bits else {}
-        return {"x": self.source.bits, **random, **(SCALED if self.scaled else {})}
-
-    def outputs(self) -> Ports:
-        return {"code": self.element.bits}
-
-    def build(self, m: Module, i: SimpleNamespace) -> Mapping[str, Value]:
-        element, how = self.element, self.quantizer.projection
-        low = isinstance(element, FloatFormat) and element.emin < -126
-        x = unpacked(m, i.x, self.source, "x", normalise=self.scaled or low)
-        if self.scaled:
-            x = self._divided(m, x, i)
-        code = projected(m, x, element, how, getattr(i, "random", None), "y")
-        if self.scaled:
-            nan = code_of(float("nan"), element) if element.has_nan else 0
-            code = Mux(i.scale_nan, nan, code)
-        return {"code": code}
-
-    def _divided(self, m: Module, x: Real, i: SimpleNamespace) -> Real:
-        """RN(x / S), zero where S is. Its exponent is not bounded below, which only a number that
-        becomes zero in float32 shows: see `_check`."""
-        fmt = self.quantizer.format
-        assert isinstance(fmt, BlockFormat)
-        if is_power_of_two(fmt):
-            exp, sig = named(m, x.exp - i.scale_exp, "y_exp"), x.sig
-        else:
-            scale = Real(C(0, 1), i.scale_exp, i.scale_sig, C(0, 1), C(0, 1), C(0, 1))
-            exp, sig = rounded(m, quotient(m, x, scale, "y", precision_of(fmt)), "y")
-        gone = (exp < -150) | (exp == -150) & (sig == ONE)
-        zero = named(m, (x.zero | gone | i.scale_zero) & ~x.inf, "y_zero")
-        nan = x.nan | x.inf & i.scale_zero
-        return Real(x.sign, exp, sig, zero, x.inf | (exp > 127) & ~zero, nan)
 
 
 @dataclass(frozen=True)
@@ -122,35 +62,88 @@ class Converter:
         ports.append(f"codes: {self.lanes} of {Lane(self.source, self.quantizer).element.name}")
         return f"Converter to {self.quantizer.spell()}\n" + "\n".join(ports)
 
+    @property
+    def searches(self) -> bool:
+        """Whether it tries one of several scales in a pass."""
+        return self.scaler is not None and self.scaler.candidates > 1
+
     def inputs(self) -> Ports:
         bits = (self.quantizer.projection.bits or 0) * self.lanes
         random = {"random": bits} if bits else {}
         given = self.scaler.given() if self.scaler else {}
-        return {"x": self.source.bits * self.lanes, **random, **given}
+        best = {f"best_{k}": v for k, v in self._chosen().items()} if self.searches else {}
+        least = {"least": BITS} if self.searches else {}
+        return {"x": self.source.bits * self.lanes, **random, **given, **least, **best}
 
     def outputs(self) -> Ports:
+        return {**self._chosen(), **({"error": BITS} if self.searches else {})}
+
+    def _chosen(self) -> Ports:
+        """What becomes of a block."""
         element = Lane(self.source, self.quantizer).element
         scales = self.scaler.codes() if self.scaler else {}
         return {"codes": element.bits * self.lanes, **scales}
 
     def place(self, m: Module, i: SimpleNamespace, library: Library) -> Mapping[str, Value]:
         """The scaler and the lanes in `m`; i: the inputs. Gives the outputs."""
-        width, bits = self.source.bits, self.quantizer.projection.bits
-        found, scaled = None, {}
-        if self.scaler is not None:
-            given = {k: getattr(i, k) for k in self.scaler.given()}
-            found = library.place(m, self.scaler, "scaler", x=i.x, **given)
-        codes = []
-        for lane in range(self.lanes):
-            if self.scaler is not None and found is not None:
-                scaled = {k: getattr(found, k) for k in SCALED if k != "scale_exp"}
-                scaled |= {"scale_exp": self.scaler.exp_of(found, lane)}
+        part, bits = Lane(self.source, self.quantizer), self.quantizer.projection.bits
+        scaler, scaled = self.scaler, None
+        if scaler is not None:
+            given = {k: getattr(i, k) for k in scaler.given()}
+            scaled = library.place(m, scaler, "scaler", x=i.x, **given)
+        numbers, codes = parts_of(i.x, self.lanes), []
+        for lane, x in enumerate(numbers):
+            shared = {} if scaler is None or scaled is None else scaler.of_lane(scaled, i, lane)
             random = {"random": i.random.word_select(lane, bits)} if bits else {}
-            x = i.x[lane * width : (lane + 1) * width]
-            part = Lane(self.source, self.quantizer)
-            codes.append(library.place(m, part, f"lane{lane}", x=x, **random, **scaled).code)
-        scales = {k: getattr(found, k) for k in self.scaler.codes()} if self.scaler else {}
-        return {"codes": Cat(*codes)} | scales
+            codes.append(library.place(m, part, f"lane{lane}", x=x, **random, **shared).code)
+        if scaler is None or scaled is None:
+            return {"codes": Cat(*codes)}
+        found = {"codes": Cat(*codes)} | {k: getattr(scaled, k) for k in scaler.codes()}
+        if not self.searches:
+            return found
+        return self._better(m, i, library, found, self._error(m, library, numbers, codes, scaled))
+
+    def _error(
+        self,
+        m: Module,
+        library: Library,
+        numbers: Sequence[Value],
+        codes: Sequence[Value],
+        scaled: SimpleNamespace,
+    ) -> Value:
+        """E: the second half of the squared errors is added to the first until one is left."""
+        part = ConvertError(self.source, Lane(self.source, self.quantizer).element)
+        scale = {k: getattr(scaled, k) for k in SCALED if k != "scale_exp"}
+        scale["scale_exp"] = scaled.exp0
+        terms = [
+            library.place(m, part, f"error{k}", x=x, code=code, **scale).error
+            for k, (x, code) in enumerate(zip(numbers, codes, strict=True))
+        ]
+        size = 1 << (len(terms) - 1).bit_length()
+        while size > 1:
+            size //= 2
+            pairs = zip(terms[:size], terms[size:], strict=False)
+            sums = [
+                library.place(m, ConvertAdd(), f"sum{size}_{k}", first=x, second=y).total
+                for k, (x, y) in enumerate(pairs)
+            ]
+            terms = sums + terms[len(sums) : size]
+        return terms[0]
+
+    def _better(
+        self,
+        m: Module,
+        i: SimpleNamespace,
+        library: Library,
+        found: Mapping[str, Value],
+        error: Value,
+    ) -> dict[str, Value]:
+        """This candidate's codes and error, or the best ones so far."""
+        part = ConvertBetter(len(i.candidate))
+        given = {"error": error, "least": i.least, "candidate": i.candidate}
+        better = library.place(m, part, "better", **given).better
+        chosen = {k: Mux(better, v, getattr(i, f"best_{k}")) for k, v in found.items()}
+        return chosen | {"error": Mux(better, error, i.least)}
 
 
 class ConverterTop(Top):
@@ -175,8 +168,9 @@ def converter(quantizer: Quantizer, source: str = "float32", lanes: int | None =
 
     lanes: numbers at once; of a block format the whole block, and 1 of a scalar. Where a block is
     no number of elements in a row (a channel, a tensor, a tile) its scale comes from elsewhere, as
-    the code `scale`, and lanes are as many as you like [16]. LowprecError for the rules that try
-    several scales and for formats with zero points, offsets and outliers.
+    the code `scale`, and lanes are as many as you like [16]; so it does under static and fixed.
+    Rules that try several scales try one in a pass, the first of which is `candidate` 0: outputs
+    go back in as `best_codes`, `best_scales` and `least`. LowprecError for what is not built.
     """
     if source not in SOURCES:
         raise LowprecError(f"converter: source {source!r}; expected one of {', '.join(SOURCES)}")
@@ -195,17 +189,24 @@ def converter(quantizer: Quantizer, source: str = "float32", lanes: int | None =
 
 def _check(quantizer: Quantizer, fmt: BlockFormat) -> None:
     """LowprecError for what is not built."""
-    known = (*POWER_OF_TWO_RULES, *GIVEN_RULES, "amax")
-    if quantizer.rule not in known:
+    along_k = row(fmt) is not None
+    if not along_k and (quantizer.rule in SEARCHING_RULES or fmt.offset or fmt.outlier):
         raise LowprecError(
-            f"{quantizer.spell()}: no converter for this rule; expected one of {', '.join(known)}"
+            f"{quantizer.spell()}: no converter: it needs all of a block at once, and one per "
+            f"{fmt.block} has no fixed size"
         )
-    if fmt.outlier is not None:
-        raise LowprecError(f"{fmt.name}: no converter for formats with outliers")
-    check_projection(fmt.element, quantizer.projection)
+    elements = [fmt.element, *([fmt.outlier.element] if fmt.outlier else [])]
+    for element in elements:
+        check_projection(element, quantizer.projection)
     check_projection(fmt.scale, ONTO_SCALE)
-    for scale in (fmt.scale, *([fmt.outer.scale] if fmt.outer else [])):
+    if fmt.offset is not None:
+        check_projection(fmt.offset, ONTO_SCALE)
+    scales = [fmt.scale, *([fmt.outer.scale] if fmt.outer else [])]
+    scales += [fmt.offset] if fmt.offset else []
+    scales += [fmt.element] if quantizer.rule in SEARCHING_RULES else []
+    for scale in scales:
         check_scale(scale)
     # What lies below float32's normal range keeps more bits here than there.
-    if floor_log2(fmt.element.min_positive_exact) - (quantizer.projection.bits or 1) < -120:
+    lowest = min(floor_log2(element.min_positive_exact) for element in elements)
+    if lowest - (quantizer.projection.bits or 1) < -120:
         raise LowprecError(f"{fmt.name}: no converter for elements as small as float32's smallest")

@@ -106,7 +106,8 @@ def _float(
     else:
         lost = low.any()
         binade = named(m, Mux(above >= 0, above, 0), f"{name}_binade", EXPONENT)
-        base = (binade << (p - 1)) + top[guard:-1]
+        # All that lies below the smallest value becomes it.
+        base = (binade << (p - 1)) + Mux(above >= 0, top[guard:-1], 0)
     kept_code = named(m, base, f"{name}_kept", fmt.bits + 12)
     up = _up(how, kept_code[0], top[:guard], lost, x.sign, random)
     up = up if fmt.subnormals else up & (above >= 0)

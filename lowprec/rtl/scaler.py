@@ -3,59 +3,49 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from types import SimpleNamespace
 
 from amaranth.hdl import C, Cat, Module, Mux, Shape, Signal, Value
 
-from lowprec.errors import LowprecError
-from lowprec.exact.scale import ONTO_SCALE, largest_value
-from lowprec.exact.values import code_of, finite, value_table
+from lowprec.exact.scale import ONTO_SCALE, factors, largest_value
+from lowprec.exact.values import code_of
+from lowprec.rtl.block_range import Range, block_range, offset, zero_point
 from lowprec.rtl.part import Part, Ports
+from lowprec.rtl.power import inner_scales, power_scale
 from lowprec.rtl.project import projected
 from lowprec.rtl.real import (
-    BIAS,
     EXPONENT,
+    INFINITY,
     PRECISION,
     Real,
     constant,
     float32,
+    float32_number,
     named,
     product,
     quotient,
+    rounded,
     unpacked,
+)
+from lowprec.rtl.scales import (
+    decoded,
+    divided,
+    has_sign,
+    is_power_of_two,
+    lane_ports,
+    largest_of,
+    precision_of,
+    row,
+    times,
 )
 from lowprec.spec import load_format
 from lowprec.spec.block import BlockFormat
-from lowprec.spec.format import FloatFormat, Format, IntFormat, floor_log2
+from lowprec.spec.format import FloatFormat
 from lowprec.spec.quantizer import GIVEN_RULES, POWER_OF_TWO_RULES, Quantizer
-
-# What a lane needs of S: (1 or sig) * 2^exp, or one of these.
-SCALED: Ports = {"scale_exp": EXPONENT, "scale_sig": PRECISION, "scale_zero": 1, "scale_nan": 1}
-TABLE_BITS = 8
-ONE = 1 << (PRECISION - 1)
-
-
-def is_power_of_two(fmt: BlockFormat) -> bool:
-    """Whether S is one, so that dividing subtracts exponents."""
-    return isinstance(fmt.scale, FloatFormat) and fmt.scale.precision == 1 and fmt.outer is None
-
-
-def precision_of(fmt: BlockFormat) -> int:
-    """Significant bits of S."""
-    scale = fmt.scale
-    if fmt.outer is None and isinstance(scale, FloatFormat):
-        return scale.precision
-    return scale.bits if fmt.outer is None and isinstance(scale, IntFormat) else PRECISION
-
-
-def row(fmt: BlockFormat) -> int | None:
-    """Elements of a block that lies in one row, or None."""
-    if isinstance(fmt.block, str) or math.prod(fmt.block[:-1]) != 1:
-        return None
-    return int(fmt.block[-1])
 
 
 @dataclass(frozen=True)
@@ -78,6 +68,13 @@ class Scaler(Part):
         return row(self.format) is not None and not given
 
     @property
+    def candidates(self) -> int:
+        """Scales that the rule tries."""
+        if self.quantizer.rule == "mse":
+            return len(factors(self.format.scale))
+        return 2 if self.quantizer.rule == "four_over_six" else 1
+
+    @property
     def name(self) -> str:
         return f"scale_{self.quantizer.rule}"
 
@@ -94,203 +91,216 @@ class Scaler(Part):
     def given(self) -> Ports:
         fmt = self.format
         ports: dict[str, int | Shape] = {} if self.own else {"scale": fmt.scale.bits}
-        return {**ports, **({"outer": fmt.outer.scale.bits} if fmt.outer else {})}
+        if not self.own and fmt.zero_point is not None:
+            ports["zero_point"] = fmt.zero_point.bits
+        if fmt.outer is not None:
+            ports["outer"] = fmt.outer.scale.bits
+            ports |= {"outer_offset": fmt.outer.scale.bits} if fmt.offset else {}
+        if self.candidates > 1:
+            ports["candidate"] = (self.candidates - 1).bit_length()
+        return ports
 
     def codes(self) -> Ports:
         """Outputs of the whole converter."""
+        fmt = self.format
         own: dict[str, int | Shape] = {}
         if self.own:
-            own["scales"] = self.format.scale.bits
-        for i, level in enumerate(self.format.inner):
+            own["scales"] = fmt.scale.bits
+            own |= {"zero_points": fmt.zero_point.bits} if fmt.zero_point else {}
+            own |= {"offsets": fmt.offset.bits} if fmt.offset else {}
+            own |= {"outliers": fmt.outlier.index_bits} if fmt.outlier else {}
+        for i, level in enumerate(fmt.inner):
             own[f"inner{i}"] = level.scale.bits * (self.lanes // int(level.block[0]))
         return own
 
     def ports_about(self) -> list[str]:
         fmt = self.format
-        lines = [] if self.own else [f"scale: code of {fmt.scale.name}"]
-        lines += [f"outer: code of {fmt.outer.scale.name}, not Inf"] if fmt.outer else []
-        lines += [f"scales: code of {fmt.scale.name}"] if self.own else []
+        said = {
+            "scale": f"code of {fmt.scale.name}",
+            "zero_point": "its code",
+            "outer": "code of the outer scale, not Inf",
+            "outer_offset": "code of the outer scale of the offsets, not Inf",
+            "candidate": f"which of {self.candidates} scales is tried",
+            "scales": f"code of {fmt.scale.name}",
+            "zero_points": "its code",
+            "offsets": "its code",
+            "outliers": "index of the element in the outlier's format; all ones: none",
+        }
+        lines = [f"{name}: {said[name]}" for name in self.given()]
+        lines += [f"{name}: {said[name]}" for name in self.codes() if name in said]
         for i, level in enumerate(fmt.inner):
             lines.append(f"inner{i}: codes of {level.scale.name}, one per {level.block[0]}")
         return lines
 
-    def exp_of(self, found: SimpleNamespace, lane: int) -> Value:
-        exp: Value = getattr(found, f"exp{lane // (self.lanes // self.parts)}")
-        return exp
+    def of_lane(
+        self, found: SimpleNamespace, given: SimpleNamespace, lane: int
+    ) -> dict[str, Value]:
+        """What `lane_ports` names, of a lane, from the outputs and the inputs."""
+        ports = {k: getattr(found, k) for k in self._shared()}
+        ports["scale_exp"] = getattr(found, f"exp{lane // (self.lanes // self.parts)}")
+        if self.format.zero_point is not None:
+            ports["zero_point"] = found.zero_points if self.own else given.zero_point
+        return ports | ({"is_outlier": found.outliers == lane} if self.format.outlier else {})
+
+    def _shared(self) -> Ports:
+        """What the lanes have from its outputs, all the same."""
+        apart = ("scale_exp", "is_outlier", "zero_point")
+        return {k: v for k, v in lane_ports(self.quantizer).items() if k not in apart}
 
     def inputs(self) -> Ports:
         return {"x": self.source.bits * self.lanes, **self.given()}
 
     def outputs(self) -> Ports:
         exps = {f"exp{i}": EXPONENT for i in range(self.parts)}
-        rest = {k: v for k, v in SCALED.items() if k != "scale_exp"}
-        return {**exps, **rest, **self.codes()}
+        return {**exps, **self._shared(), **self.codes()}
 
     def build(self, m: Module, i: SimpleNamespace) -> Mapping[str, Value]:
         fmt = self.format
-        maxima = self._maxima(m, i.x) if self.own or fmt.inner else []
-        largest = self._real(m, _largest(m, maxima, "block"), "block") if maxima else None
         outer = decoded(m, i.outer, fmt.outer.scale, "outer") if fmt.outer else None
-        if self.own and largest is not None:
-            code, scale = self._scale(m, largest, outer)
-            bad = largest.inf | largest.nan | (C(0, 1) if outer is None else outer.nan)
+        block = _Block(m, self, i.x)
+        if self.own:
+            code, scale = self._scale(m, block, outer, i)
+            bad = block.bad
         else:
             code, scale = i.scale, decoded(m, i.scale, fmt.scale, "scale")
             bad = scale.nan
         if outer is not None:
-            scale = _times(m, scale, outer)
+            scale = times(m, scale, outer, "whole")
             bad = bad | outer.nan
         bad = named(m, bad, "nan")
         found: dict[str, Value] = {"scale_sig": scale.sig, "scale_nan": bad}
         found["scale_zero"] = scale.zero | scale.inf
+        found |= {"scale_sign": scale.sign} if has_sign(self.quantizer) else {}
         if self.own:
             nan = code_of(math.nan, fmt.scale) if fmt.scale.has_nan else 0
             found["scales"] = Mux(bad, nan, code)
-        exps, inner = self._inner(m, maxima, scale)
+            found |= self._more(m, block, scale, bad, i)
+        maxima = block.maxima if fmt.inner else []
+        exps, inner = inner_scales(m, fmt, maxima, block.real, scale)
         found |= {f"exp{at}": exp for at, exp in enumerate(exps)}
         return found | {k: Mux(bad, 0, v) for k, v in inner.items()}
 
-    def _real(self, m: Module, magnitude: Value, name: str) -> Real:
-        return unpacked(m, Cat(magnitude, C(0, 1)), self.source, name)
-
-    def _maxima(self, m: Module, x: Value) -> list[Value]:
-        """The largest magnitude of every part of the block."""
-        width, size = self.source.bits, self.lanes // self.parts
-        lanes = [x[k * width : (k + 1) * width - 1] for k in range(self.lanes)]
-        return [
-            _largest(m, lanes[k * size : (k + 1) * size], f"part{k}") for k in range(self.parts)
-        ]
-
-    def _scale(self, m: Module, largest: Real, outer: Real | None) -> tuple[Value, Real]:
+    def _scale(
+        self, m: Module, block: _Block, outer: Real | None, i: SimpleNamespace
+    ) -> tuple[Value, Real]:
         """The code of s and its value."""
         fmt, rule = self.format.scale, self.quantizer.rule
         if rule in POWER_OF_TWO_RULES:
-            assert isinstance(fmt, FloatFormat)
-            low, high = floor_log2(fmt.min_positive_exact), floor_log2(fmt.max_exact)
-            exp = named(m, self._power(largest), "power", EXPONENT)
-            clamped = Mux(largest.zero | (exp < low), low, Mux(exp > high, high, exp))
-            exp = named(m, clamped, "exp", EXPONENT)
-            # A code per binade: consecutive ones.
-            code = exp - low + code_of(fmt.min_positive_exact, fmt)
-            no = C(0, 1)
-            return named(m, code, "code", fmt.bits), Real(no, exp, C(ONE, PRECISION), no, no, no)
-        ratio = _divided(m, largest, constant(largest_value(self.quantizer)), "ratio")
-        if outer is not None:
-            ratio = _divided(m, self._float32(m, ratio, "first"), outer, "second")
+            return power_scale(m, block.largest, self.quantizer)
+        ratio = self._ratio(m, block, outer, i)
+        sign = ~block.first_sign if rule == "signed" else C(0, 1)
         if fmt == load_format("float32"):
-            code = Mux(ratio == _INFINITY, _INFINITY - 1, ratio)
+            code = Cat(Mux(ratio == INFINITY, INFINITY - 1, ratio), sign)
         else:
-            r = self._float32(m, ratio, "ratio_real")
+            r = replace(float32_number(m, Cat(ratio, C(0, 1)), "ratio_real"), sign=sign)
             code = projected(m, r, fmt, ONTO_SCALE, None, "scale")
         code = named(m, code, "code", fmt.bits)
         return code, decoded(m, code, fmt, "scale")
 
-    def _float32(self, m: Module, magnitude: Value, name: str) -> Real:
-        fmt = load_format("float32")
-        assert isinstance(fmt, FloatFormat)
-        return unpacked(m, Cat(magnitude, C(0, 1)), fmt, name)
+    def _ratio(self, m: Module, block: _Block, outer: Real | None, i: SimpleNamespace) -> Value:
+        """The magnitude that is projected onto the scale's format, in float32."""
+        rule, element = self.quantizer.rule, self.format.element
+        number, by = block.largest, constant(largest_value(self.quantizer))
+        if rule == "minmax":
+            number = block.range.span(m)
+            by = constant(element.max_exact - element.min_exact)
+        elif rule == "four_over_six":
+            six, four = constant(Fraction(6)), constant(Fraction(4))
+            by = replace(six, sig=Mux(i.candidate, four.sig, six.sig))
+        ratio = divided(m, number, by, "ratio")
+        if outer is not None:
+            first = float32_number(m, Cat(ratio, C(0, 1)), "first")
+            ratio = divided(m, first, outer, "second")
+        if rule != "mse":
+            return ratio
+        r, f = float32_number(m, Cat(ratio, C(0, 1)), "before"), self._factor(m, i.candidate)
+        found = float32(m, product(m, r, f, "tried"), "tried")
+        return Mux(r.inf, INFINITY, Mux(r.zero, 0, found))
 
-    def _power(self, a: Real) -> Value:
-        """The exponent of a power-of-two rule."""
-        largest = largest_value(self.quantizer)
-        emax, trailing = floor_log2(largest), a.sig[:-1]
-        match self.quantizer.rule:
-            case "floor2x":
-                return a.exp - emax + 1
-            case "ceil":
-                return a.exp - emax + trailing.any()
-            case "even":
-                bits = _precision(self.format.element)
-                return a.exp - emax + a.sig[PRECISION - 1 - bits : -1].all()
-            case "rceil":
-                top = int(constant(largest).sig.value)
-                # Where A / M is a subnormal of float32, what lies next to 2^-127 rounds to it.
-                lowest = a.exp - emax <= -BIAS
-                return a.exp - emax + (a.sig > Mux(lowest, top + 1, top))
-        return a.exp - emax
+    def _factor(self, m: Module, candidate: Value) -> Real:
+        """What the rule mse multiplies r by."""
+        exp, sig = Signal(EXPONENT, name="factor_exp"), Signal(PRECISION, name="factor_sig")
+        with m.Switch(candidate):
+            for at, factor in enumerate(factors(self.format.scale)):
+                number = constant(factor)
+                with m.Case(at):
+                    m.d.comb += [exp.eq(number.exp), sig.eq(number.sig)]
+        return replace(constant(Fraction(1)), exp=exp, sig=sig)
 
-    def _inner(
-        self, m: Module, maxima: Sequence[Value], scale: Real
-    ) -> tuple[list[Value], dict[str, Value]]:
-        """The exponent of S for every part, and the codes of each level's scales."""
-        exps, codes, fmt = [scale.exp], {}, self.format
-        for at, level in enumerate(fmt.inner):
-            count = self.lanes // int(level.block[0])
-            size, repeat = len(maxima) // count, count // len(exps)
-            below = fmt.element.emax + sum(lower.scale.emax for lower in fmt.inner[at + 1 :])
-            low, high = floor_log2(level.scale.min_exact), level.scale.emax
-            found, fields = [], []
-            for k in range(count):
-                name = f"inner{at}_{k}"
-                part = _largest(m, maxima[k * size : (k + 1) * size], name)
-                a, above = self._real(m, part, name), exps[k // repeat]
-                exp = a.exp - above - (a.sig < scale.sig) - below
-                exp = named(m, exp, f"{name}_floor", EXPONENT)
-                least = a.zero | scale.zero | (exp < low)
-                u = named(m, Mux(least, low, Mux(exp > high, high, exp)), f"{name}_u", EXPONENT)
-                found.append(named(m, above + u, f"{name}_sum", EXPONENT))
-                fields.append(named(m, u - low, f"{name}_code", level.scale.bits))
-            exps, codes[f"inner{at}"] = found, Cat(*fields)
-        return exps, codes
+    def _more(
+        self, m: Module, block: _Block, scale: Real, bad: Value, i: SimpleNamespace
+    ) -> dict[str, Value]:
+        """Zero point, offset or outlier."""
+        fmt = self.format
+        if fmt.zero_point is not None:
+            return {"zero_points": Mux(bad, 0, zero_point(m, block.range.low, scale, fmt))}
+        if fmt.offset is not None:
+            outer = decoded(m, i.outer_offset, fmt.outer.scale, "t_o") if fmt.outer else None
+            code, whole = offset(m, block.range.low, outer, fmt)
+            parts = {"exp": whole.exp, "sig": whole.sig, "sign": whole.sign, "zero": whole.zero}
+            nan = code_of(math.nan, fmt.offset) if fmt.offset.has_nan else 0
+            return {"offsets": Mux(bad, nan, code)} | {f"offset_{k}": v for k, v in parts.items()}
+        if fmt.outlier is None:
+            return {}
+        least = constant(fmt.outlier.element.min_positive_exact)
+        a = block.largest
+        if is_power_of_two(fmt):
+            exp, sig = named(m, a.exp - scale.exp, "outlier_exp", EXPONENT), a.sig
+        else:
+            exp, sig = rounded(m, quotient(m, a, scale, "outlier", precision_of(fmt)), "outlier")
+        reached = (exp > least.exp) | (exp == least.exp) & (sig >= least.sig)
+        there = reached & ~a.zero & ~scale.zero & ~bad
+        return {"outliers": Mux(there, block.first, (1 << fmt.outlier.index_bits) - 1)}
 
 
-_INFINITY = 0xFF << (PRECISION - 1)
+class _Block:
+    """Largest and smallest of a block's numbers, each found where it is asked for."""
 
+    def __init__(self, m: Module, scaler: Scaler, x: Value) -> None:
+        self.m, self.scaler = m, scaler
+        width = scaler.source.bits
+        self.lanes = [x[k * width : (k + 1) * width] for k in range(scaler.lanes)]
 
-def _largest(m: Module, values: Sequence[Value], name: str) -> Value:
-    """A tree of comparisons."""
-    level, row = 0, list(values)
-    while len(row) > 1:
-        pairs = [row[k : k + 2] for k in range(0, len(row), 2)]
-        row = [
-            named(m, Mux(p[0] > p[1], p[0], p[1]), f"{name}_max{level}_{k}") if p[1:] else p[0]
-            for k, p in enumerate(pairs)
+    def real(self, magnitude: Value, name: str) -> Real:
+        return unpacked(self.m, Cat(magnitude, C(0, 1)), self.scaler.source, name)
+
+    @cached_property
+    def maxima(self) -> list[Value]:
+        """The code of the largest magnitude of every part of the block."""
+        size = self.scaler.lanes // self.scaler.parts
+        magnitudes = [x[:-1] for x in self.lanes]
+        return [
+            largest_of(self.m, magnitudes[k * size : (k + 1) * size], f"part{k}")
+            for k in range(self.scaler.parts)
         ]
-        level += 1
-    return row[0]
 
+    @cached_property
+    def _largest(self) -> Value:
+        return named(self.m, largest_of(self.m, self.maxima, "block"), "largest")
 
-def _divided(m: Module, x: Real, y: Real, name: str) -> Value:
-    """The magnitude of RN(x / y) in float32; 0 where y is."""
-    found = float32(m, quotient(m, x, y, name), name)
-    return named(m, Mux(x.zero | y.zero, 0, Mux(x.inf, _INFINITY, found)), f"{name}_divided", 31)
+    @cached_property
+    def largest(self) -> Real:
+        return self.real(self._largest, "block")
 
+    @cached_property
+    def range(self) -> Range:
+        return block_range(self.m, self.lanes, self.scaler.source, self.scaler.format)
 
-def _times(m: Module, x: Real, y: Real) -> Real:
-    """RN(x * y) in float32."""
-    found = Mux(x.zero | y.zero, 0, float32(m, product(m, x, y, "whole"), "whole"))
-    fmt = load_format("float32")
-    assert isinstance(fmt, FloatFormat)
-    return unpacked(m, named(m, Cat(found, C(0, 1)), "scale_float32"), fmt, "scale_whole")
+    @property
+    def bad(self) -> Value:
+        """Whether a number is NaN or Inf."""
+        if self.scaler.quantizer.rule == "minmax":
+            return self.range.special
+        return self.largest.inf | self.largest.nan
 
+    @cached_property
+    def first(self) -> Value:
+        """The place of the first number of the largest magnitude."""
+        place: Value = C(0, (len(self.lanes) - 1).bit_length())
+        for k in reversed(range(len(self.lanes))):
+            place = Mux(self.lanes[k][:-1] == self._largest, k, place)
+        return named(self.m, place, "first")
 
-def check_scale(fmt: Format) -> None:
-    """LowprecError where `decoded` has no hardware."""
-    simple = isinstance(fmt, FloatFormat) and fmt.nan == "ieee" and fmt.subnormals
-    if fmt.bits > TABLE_BITS and not (simple and fmt.bits <= 32):
-        raise LowprecError(f"{fmt.name}: no converter for scales of this format")
-
-
-def decoded(m: Module, code: Value, fmt: Format, name: str) -> Real:
-    """The number of a code point: of small formats by a table. Signs are left out."""
-    if fmt.bits > TABLE_BITS:
-        assert isinstance(fmt, FloatFormat)  # `check_scale` sees to it.
-        return unpacked(m, code, fmt, name)
-    exp, sig = Signal(EXPONENT, name=f"{name}_exp"), Signal(PRECISION, name=f"{name}_sig")
-    flags = [Signal(name=f"{name}_{flag}") for flag in ("zero", "inf", "nan")]
-    with m.Switch(code):
-        for at, x in enumerate(value_table(fmt)):
-            nan, inf = x != x, x == x and not finite(x)
-            number = constant(Fraction(0) if nan or inf else abs(Fraction(x)))
-            with m.Case(at):
-                m.d.comb += [exp.eq(number.exp), sig.eq(number.sig)]
-                flag = (not nan and x == 0, inf, nan)
-                m.d.comb += [f.eq(int(b)) for f, b in zip(flags, flag, strict=True)]
-    return Real(C(0, 1), exp, sig, *flags)
-
-
-def _precision(element: Format) -> int:
-    if isinstance(element, FloatFormat):
-        return element.precision
-    assert isinstance(element, IntFormat)  # Quantizer sees to it.
-    return element.bits - element.signed
+    @property
+    def first_sign(self) -> Value:
+        return Cat(x[-1] for x in self.lanes).bit_select(self.first, 1)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Codes = NDArray[np.uint64]
+    Bits = NDArray[np.bool_]
 
 _CHUNK = 1 << 15
 AnyUnit = Unit | MultiUnit
@@ -75,6 +76,28 @@ def _run(unit: AnyUnit, gates: Program, vectors: Mapping[str, Codes]) -> dict[st
         width = unit.ports[name].bits
         found[name] = _codes(out[first : first + width], cases)
         first += width
+    return found
+
+
+def run_bits(
+    gates: Program, widths: Mapping[str, int], given: Mapping[str, Bits]
+) -> dict[str, Bits]:
+    """The outputs of any design without registers as bits (cases, width), lowest first, for inputs
+    likewise. widths: of the outputs."""
+    import numpy as np
+
+    cases = len(next(iter(given.values())))
+    full = -(-max(cases, 1) // (64 * WORDS)) * (64 * WORDS)
+    bits = np.concatenate([given[name] for name in sorted(given)], axis=1)
+    padded = np.zeros((full, bits.shape[1]), np.uint8)
+    padded[:cases] = bits
+    planes = np.packbits(padded, axis=0, bitorder="little").T
+    out = gates.run(np.ascontiguousarray(planes).view(np.uint64), 0)
+    raw = np.unpackbits(np.ascontiguousarray(out).view(np.uint8), axis=1, bitorder="little")
+    found, first = {}, 0
+    for name in sorted(widths):
+        found[name] = raw[first : first + widths[name], :cases].T.astype(bool)
+        first += widths[name]
     return found
 
 

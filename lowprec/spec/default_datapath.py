@@ -110,20 +110,21 @@ def _with_inner(fmt: BlockFormat) -> FloatFormat:
 
 def scale_format(fmt: BlockFormat) -> FloatFormat:
     """What the scale along K is in the unit: itself, an integer as a float, or, of two levels, the
-    exact product in float32."""
+    exact product in the first of float32 and float64 that holds it."""
     scale = _carrier(fmt.scale)
     if not has_two_levels(fmt) or fmt.outer is None:
         return scale
-    outer, float32 = _carrier(fmt.outer.scale), load_format("float32")
-    assert isinstance(float32, FloatFormat)
-    exact = scale.precision + outer.precision <= float32.precision
-    within = (
-        scale.max_exact * outer.max_exact <= float32.max_exact
-        and scale.min_positive_exact * outer.min_positive_exact >= pow2(float32.emin)
-    )
-    if not (exact and within):
-        raise LowprecError(f"{fmt.name}: no datapath: float32 does not hold its scales' products")
-    return float32
+    outer = _carrier(fmt.outer.scale)
+    for name in ("float32", "float64"):
+        wide = load_format(name)
+        assert isinstance(wide, FloatFormat)
+        if (
+            scale.precision + outer.precision <= wide.precision
+            and scale.max_exact * outer.max_exact <= wide.max_exact
+            and scale.min_positive_exact * outer.min_positive_exact >= pow2(wide.emin)
+        ):
+            return wide
+    raise LowprecError(f"{fmt.name}: no datapath: float64 does not hold its scales' products")
 
 
 def goes_beyond_scales(fmt: BlockFormat) -> bool:
