@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lowprec.errors import LowprecError
 from lowprec.perf.grouping import Group, kv_bytes, table_bytes, weight_bytes
 from lowprec.perf.hardware import Machine
-from lowprec.perf.parallel import Parallel
+from lowprec.perf.parallel import Parallel, head_ways
 from lowprec.perf.roofline import nbytes
 from lowprec.perf.sharding import Share, share
 from lowprec.spec import Attention, Embedding, Format, Matmul
@@ -98,13 +98,15 @@ def smallest(
 
 
 def _plans(machine: Machine, groups: Sequence[Group]) -> Iterator[Parallel]:
-    heads = [g.op.heads for g in groups if isinstance(g.op, Attention)]
+    ways = [set(head_ways(g.op)) for g in groups if isinstance(g.op, Attention)]
     experts = [g.op.experts for g in groups if isinstance(g.op, Matmul) and g.op.experts > 1]
     domain = machine.scale_up.domain if machine.scale_up else None
-    widest = min([int(domain.value) if domain else 1, *heads])
+    widest = int(domain.value) if domain else 1
+    powers = [1 << i for i in range(widest.bit_length())]
+    fitting = [tp for tp in powers if all(tp in each for each in ways)]
     chips = 1
     while chips <= MOST_CHIPS:
-        tp = min(chips, 1 << (widest.bit_length() - 1))
+        tp = max(tp for tp in fitting if tp <= chips)
         ep = tp if experts and all(count % tp == 0 for count in experts) else 1
         yield Parallel(tp=tp, pp=chips // tp, ep=ep)
         chips *= 2

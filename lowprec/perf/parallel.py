@@ -85,21 +85,11 @@ class Parallel(Spec):
         if 0 < layers < self.pp:
             raise LowprecError(f"parallel.pp: {self.pp} stages of {layers} layers")
         for group in workload.groups if self.tp > 1 else ():
-            if isinstance(group.op, Attention):
-                self._shares(group.op)
-
-    def _shares(self, op: Attention) -> None:
-        """Chips beyond the number of key heads have copies of them."""
-        ways = [
-            tp
-            for tp in range(1, op.heads + 1)
-            if op.heads % tp == 0 and (op.kv_heads % tp == 0 or tp % op.kv_heads == 0)
-        ]
-        if self.tp not in ways:
-            raise LowprecError(
-                f"parallel.tp: {self.tp} chips cannot share {op.heads} heads and {op.kv_heads} key "
-                f"heads evenly; expected one of {', '.join(map(str, ways))}"
-            )
+            if isinstance(op := group.op, Attention) and self.tp not in (ways := head_ways(op)):
+                raise LowprecError(
+                    f"parallel.tp: {self.tp} chips cannot share {op.heads} heads and "
+                    f"{op.kv_heads} key heads evenly; expected one of {', '.join(map(str, ways))}"
+                )
 
     @property
     def stage_chips(self) -> int:
@@ -123,6 +113,15 @@ class Parallel(Spec):
             if value != type(self).model_fields[name].default
         ]
         return ",".join(said) or "tp=1"
+
+
+def head_ways(op: Attention) -> list[int]:
+    """Numbers of chips that share the heads evenly; those beyond the key heads have copies."""
+    return [
+        tp
+        for tp in range(1, op.heads + 1)
+        if op.heads % tp == 0 and (op.kv_heads % tp == 0 or tp % op.kv_heads == 0)
+    ]
 
 
 def _matmuls(workload: Workload) -> Iterator[Matmul]:
