@@ -111,7 +111,23 @@ def load_evidence(folder: Path) -> Evidence:
         cells.append(Cell(Candidate(name, recipe, record), record, path.relative_to(folder)))
     cells.sort(key=lambda cell: (order[cell.record.subject["recipe"]], cell.record.name))
     searched = _json(folder / SEARCH).get("candidates", []) if (folder / SEARCH).exists() else []
+    _check(plan, searched, folder)
     return Evidence(folder, plan, tuple(cells), tuple(searched), unnamed)
+
+
+def _check(plan: dict[str, Any], searched: Any, folder: Path) -> None:
+    """LowprecError where what is read later is not there."""
+    try:
+        if asked := plan.get("throughput"):
+            _ = [*asked["models"], *asked["machines"]]
+            for grid in asked["workloads"]:
+                _ = [grid["phase"], max(grid["batch"]), grid["tokens"], grid["context"]]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise LowprecError(f"{folder / STUDY}: throughput: damaged: {error}") from None
+    try:
+        _ = [(each["name"], each["bits"].values(), +each["predicted_kl"]) for each in searched]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise LowprecError(f"{folder / SEARCH}: damaged: {error}") from None
 
 
 def _recipes(plan: dict[str, Any], where: Path) -> dict[str, tuple[str, Recipe]]:

@@ -275,6 +275,21 @@ def test_damaged_records_are_refused(tmp_path: Path, damage: object, message: st
         propose(study, file, tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("study.json", {"study": {"recipes": [], "throughput": {"models": ["a"]}}}),
+        ("study.json", {"study": {"recipes": [{"name": "x"}]}}),
+        ("search.json", {"candidates": [{"name": "x"}]}),
+    ],
+)
+def test_damaged_plans_are_refused(tmp_path: Path, name: str, content: object) -> None:
+    study, file = write_quick(tmp_path)
+    (study / name).write_text(json.dumps(content))
+    with pytest.raises(LowprecError, match="damaged"):
+        propose(study, file, tmp_path / "out")
+
+
 def test_every_built_in_format_can_be_written_and_read(tmp_path: Path) -> None:
     for name in list_formats():
         fmt = load_format(name)
