@@ -87,9 +87,11 @@ def _is_lost(row: dict[str, Any], quantizer: Quantizer) -> bool:
     fmt = quantizer.format
     assert isinstance(fmt, BlockFormat)
     finite = all(number(code, "float32") - number(code, "float32") == 0 for code in row["x"])
-    if quantizer.rule in ("static", "fixed") and fmt.outer is None:
+    # An outermost scale that is given knows nothing of the data.
+    given = quantizer.rule in ("static", "fixed")
+    if given and fmt.outer is None:
         return not finite and not fmt.element.has_nan
-    outer = fmt.outer is not None and fmt.outer.scale.has_nan
+    outer = fmt.outer is not None and fmt.outer.scale.has_nan and not given
     return not finite and not (fmt.scale.has_nan or outer)
 
 

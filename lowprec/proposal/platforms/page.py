@@ -55,7 +55,7 @@ def cells(row: Platform) -> dict[str, str]:
     shown = {"machine": row.machine.name, "recipe": row.recipe, "KL": _kl(row.accuracy)}
     shown["arithmetic"] = "; ".join(dict.fromkeys(each.words for each in row.accuracy))
     if row.found is None:
-        return shown | {"tokens/s": "none", "plan": "none"}
+        return shown | {"plan": "none", "tokens/s": "none"}
     rate = row.found.tokens_per_second
     return shown | {
         "plan": row.found.parallel,
