@@ -147,8 +147,8 @@ def keep(
     if outcome.record is not None:
         record = parse(outcome.record)
         if record.name == name:
-            stored = store.write(record)
+            store.put(name, outcome.record)
             store.time(name, outcome.seconds)
-            return stored
+            return record
         error = "the worker answered for another cell: it has another code, model or text"
     return store.fail(Failure(name, kind, dict(subject), error, trace))

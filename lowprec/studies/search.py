@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random as randomness
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +26,10 @@ from lowprec.studies.study import NamedRecipe
 
 @dataclass(frozen=True)
 class Candidate:
-    """A recipe that was measured. how: assigned, uniform, random or format; limit: the budget it
-    keeps to; bits: mean bits per element of the searched weights and activations; predicted: the
-    sum of the layers' Fisher proxies (nats/token); record: on the held-out text, None where the
-    cell failed; front: on the Pareto front of bits and KL."""
+    """A recipe that was measured. how: assigned, uniform, random, format or random format; limit:
+    the budget it keeps to; bits: mean bits per element of the searched weights and activations;
+    predicted: the sum of the layers' Fisher proxies (nats/token); record: on the held-out text,
+    None where the cell failed; front: on the Pareto front of bits and KL."""
 
     name: str
     how: str
@@ -71,7 +72,8 @@ def search(
     """Everything that `plan` asks for, measured on the held-out windows; kept in the folder `out`.
 
     Assignments under the budget's limits, uniform choices, random assignments of the same limits,
-    and the best formats of a space. What `out` holds already is taken from there.
+    the best formats of a space, and random ones of at least as many bits as the best. What `out`
+    holds already is taken from there.
     LowprecError: nothing to search, no assignment that fits, another study running in `out`.
     """
     if plan.budget is None and plan.formats is None:
@@ -124,7 +126,15 @@ def _formats(work: Searching) -> list[Candidate]:
     losses = [_total(noise, number) for number in range(len(quantizers))]
     front = pareto([(loss, -bits_of(q)) for loss, q in zip(losses, quantizers, strict=True)])
     order = sorted(range(len(quantizers)), key=lambda i: (not front[i], losses[i]))
-    return _everywhere(work, tuple(quantizers[i] for i in order[: space.keep]), "format")
+    best, rest = order[: space.keep], order[space.keep :]
+    # Chance may spend as many bits as the best of them, or more.
+    fair = [i for i in rest if bits_of(quantizers[i]) >= bits_of(quantizers[best[0]])]
+    drawn = randomness.Random(work.plan.seed).sample(fair, min(work.plan.random, len(fair)))
+    return [
+        candidate
+        for how, some in (("format", best), ("random format", drawn))
+        for candidate in _everywhere(work, tuple(quantizers[i] for i in some), how)
+    ]
 
 
 def _everywhere(work: Searching, quantizers: Sequence[Quantizer], how: str) -> list[Candidate]:

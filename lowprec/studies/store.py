@@ -87,9 +87,13 @@ class Store:
     def write(self, record: Record) -> Record:
         """Store a record; the answer is what `read` will give, in order and type of all parts."""
         text = dump(record)
-        write_atomically(self.path(record.name), text)
-        (self.failures / f"{record.name}.json").unlink(missing_ok=True)
+        self.put(record.name, text)
         return parse(text)
+
+    def put(self, name: str, text: str) -> None:
+        """Store what `dump` has made of the record called `name`."""
+        write_atomically(self.path(name), text)
+        (self.failures / f"{name}.json").unlink(missing_ok=True)
 
     def fail(self, failure: Failure) -> Failure:
         """Note why a cell has no record."""

@@ -137,14 +137,22 @@ def test_a_space_of_formats_is_enumerated_and_measured(plan: Search, tmp_path: P
     assert "float6_e2m3-32-float8_e8m0fnu" not in names
     update = {"formats": space, "budget": None, "choices": ()}
     found = search(plan.model_copy(update=update), tmp_path)
-    assert [each.how for each in found] == ["format", "format"]
-    assert all(each.record is not None for each in found)
+    formats, drawn = found[:2], found[2:]
+    assert [each.how for each in formats] == ["format", "format"]
+    assert drawn
+    assert {each.how for each in drawn} == {"random format"}
+    # At no fewer bits, a format drawn at random loses more on the held-out text.
+    assert all(each.mean_bits >= formats[0].mean_bits for each in drawn)
+    assert kl(formats[0]) < min(map(kl, drawn))
     with pytest.raises(LowprecError, match="none of the space has 1 bits or less"):
         enumerate_formats(space.model_copy(update={"bits": 1.0}))
 
 
 def test_the_shipped_search_is_valid_and_errors_name_the_key(tmp_path: Path) -> None:
     folder = data_dir("evals") / "searches"
+    space = load_search(folder / "smollm2-formats.toml").formats
+    assert space is not None
+    assert len(enumerate_formats(space)) == 24
     shipped = load_search(folder / "smollm2.toml")
     assert shipped.choices[1].format.name == "nvfp5"
     bad = tmp_path / "bad.toml"
