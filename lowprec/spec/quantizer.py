@@ -79,10 +79,10 @@ class Quantizer(Spec):
     the format has no zero: its smallest value), signed and mse; t = 0 gives s = 0, and t_o = 0
     gives o = 0. S = 0 makes RN(x / S) zero with the sign of x * S.
     NaN or Inf in a block makes the scale NaN and every value of the block NaN (with an outer
-    scale: of the outer block); element codes are then NaN's, or 0, and those of inner scales and
-    offsets 0. A scale that is given knows nothing of the data, so there NaN and Inf are each
-    element's own. A value beyond float32 is Inf: 3.4e38 in mxfp4/ceil is 4 * 2^126. Scale formats
-    must be ones whose values float32 holds.
+    scale: of the outer block); codes of elements, inner scales and offsets are then NaN's, or 0 in
+    formats that have none. A scale that is given knows nothing of the data, so there NaN and Inf
+    are each element's own. A value beyond float32 is Inf: 3.4e38 in mxfp4/ceil is 4 * 2^126. Scale
+    formats must be ones whose values float32 holds.
     """
 
     format: FloatFormat | IntFormat | CodebookFormat | BlockFormat
