@@ -410,7 +410,7 @@ def test_an_interrupt_is_no_traceback(tiny: Path, tmp_path: Path) -> None:
         child.send_signal(signal.SIGINT)
         rest = child.stderr.read()
     assert b"loading" in first
-    assert child.returncode == 130
+    assert child.returncode == 130, rest.decode()
     assert b"Traceback" not in rest
 
 
