@@ -190,7 +190,7 @@ def _quantize(
     a code stands for a NaN."""
     plan, w, at = p.plan, p.walk, x.data_ptr()
     amax = _largest(library, at, p.n) if p.needs_largest else 0
-    outer = library.lp_scale(amax, plan.outer) if plan.outer else None
+    outer = library.lp_scale(amax, plan.outer) if plan.outer else plan.given
     to = y.data_ptr() if y is not None else 0
     code_at = codes.data_ptr() if codes is not None else 0
     scale_at = scales.data_ptr() if scales is not None else 0

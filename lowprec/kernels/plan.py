@@ -23,7 +23,7 @@ from lowprec.spec.quantizer import POWER_OF_TWO_RULES, Quantizer
 @dataclass(frozen=True)
 class Plan:
     """A quantizer as the core takes it; block, rule and outer (t as the scale of one large block,
-    whose M is the divisor) are None for a plain cast."""
+    whose M is the divisor) are None for a plain cast. given: t, where the quantizer fixes it."""
 
     format: Format | BlockFormat
     grid: CGrid
@@ -32,6 +32,7 @@ class Plan:
     block: Block | None = None
     rule: CRule | None = None
     outer: CRule | None = None
+    given: float | None = None
 
     @cached_property
     def is_random(self) -> bool:
@@ -59,10 +60,11 @@ def plan_of(quantizer: Quantizer) -> Plan | None:
     if not _is_simple(quantizer, fmt):
         return None
     numbers = numbers_of(quantizer).rule
-    rule, outer = _rule(numbers), _outer_rule(numbers)
-    if rule is None or (outer is None) != (fmt.outer is None):
+    rule, given = _rule(numbers), _given(quantizer, numbers)
+    outer = _outer_rule(numbers) if given is None else None
+    if rule is None or (outer is None and given is None) != (fmt.outer is None):
         return None
-    return Plan(fmt, grid, code, element.has_nan, fmt.block, rule, outer)
+    return Plan(fmt, grid, code, element.has_nan, fmt.block, rule, outer, given)
 
 
 def _is_simple(quantizer: Quantizer, fmt: BlockFormat) -> bool:
@@ -70,7 +72,15 @@ def _is_simple(quantizer: Quantizer, fmt: BlockFormat) -> bool:
     flat = isinstance(fmt.block, str) or len(fmt.block) == 1
     outer = fmt.outer is None or fmt.outer.block == "tensor"
     simple = flat and outer and fmt.is_only_scaled
-    return simple and quantizer.rule in (*POWER_OF_TWO_RULES, "amax")
+    # A fixed outer scale leaves the block's to the rule amax.
+    given = quantizer.rule == "fixed" and fmt.outer is not None
+    return simple and (given or quantizer.rule in (*POWER_OF_TWO_RULES, "amax"))
+
+
+def _given(quantizer: Quantizer, rule: ScaleRule) -> float | None:
+    if quantizer.fixed is None or rule.onto_outer is None:
+        return None
+    return float(rule.onto_outer(torch.tensor(quantizer.fixed, dtype=rule.word.dtype)))
 
 
 @lru_cache(maxsize=1024)

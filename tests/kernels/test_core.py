@@ -34,6 +34,8 @@ CORE = pytest.mark.skipif(
 HOT = ["mxfp8_e4m3/floor", "mxfp6_e2m3/rceil", "mxfp4/even", "mxint8/ceil", "nvfp4/amax"]
 HOT += ["float8_e4m3fn/amax:channel", "int8/amax:channel", "float8_e5m2/amax:tensor"]
 HOT += ["float8_e4m3fn", "float4_e2m1fn", "int8"]
+GIVEN = ["nvfp4/fixed=0.03125", "nvfp4/fixed=0.1", "nvfp4/fixed=1e-44", "nvfp4/fixed=3e38"]
+HOT += GIVEN[:1]
 
 
 def check(x: Tensor, q: Quantizer, axis: int = -1, seed: int | None = None) -> None:
@@ -107,7 +109,7 @@ def test_casts(fmt: Format, saturation: str) -> None:
 
 
 @CORE
-@pytest.mark.parametrize("q", QUANTIZERS, **NAMED)
+@pytest.mark.parametrize("q", [*QUANTIZERS, *map(quantizer, GIVEN)], **NAMED)
 def test_blocks(q: Quantizer) -> None:
     bits = hard_inputs.random_bits(3 * 4 * 50).view(3, 4, 50)
     normal = torch.randn(3, 4, 50, generator=torch.Generator().manual_seed(0))
