@@ -54,3 +54,9 @@ Threads = Annotated[int | None, typer.Option(min=1, help="Threads of each of the
 Ray = Annotated[
     str | None, typer.Option(help="Compute cells on Ray: auto, or a cluster's address.")
 ]
+Phase = Annotated[str | None, typer.Option(help="prefill or decode [decode].")]
+Tokens = Annotated[int | None, typer.Option(min=1, help="Prompt length of a prefill [2048].")]
+Context = Annotated[int | None, typer.Option(min=0, help="Cached tokens of a decode [2048].")]
+LevelName = Annotated[
+    str, typer.Option(help="bound: the datasheet's roofline; kernel: what kernels make of it.")
+]

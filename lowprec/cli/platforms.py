@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from lowprec.cli.app import Json
+from lowprec.cli.app import Context, Json, LevelName, Phase, Tokens
 from lowprec.errors import LowprecError
 
 app = typer.Typer()
@@ -27,16 +27,10 @@ def compare_platforms(
         Path | None, typer.Option(help="A study's folder, whose records say the accuracy.")
     ] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Sequences [1].")] = None,
-    phase: Annotated[str | None, typer.Option(help="prefill or decode [decode].")] = None,
-    tokens: Annotated[
-        int | None, typer.Option(min=1, help="Prompt length of a prefill [2048].")
-    ] = None,
-    context: Annotated[
-        int | None, typer.Option(min=0, help="Cached tokens of a decode [2048].")
-    ] = None,
-    level: Annotated[
-        str, typer.Option(help="bound: the datasheet's roofline; kernel: what kernels make of it.")
-    ] = "kernel",
+    phase: Phase = None,
+    tokens: Tokens = None,
+    context: Context = None,
+    level: LevelName = "kernel",
     parallel: Annotated[
         str | None, typer.Option(help="Layout over chips, such as tp=8 [the smallest that fits].")
     ] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
-from lowprec.cli.app import Json, RecipeText
+from lowprec.cli.app import Context, Json, LevelName, Phase, RecipeText, Tokens
 from lowprec.cli.workloads import traced, workloads_at
 from lowprec.errors import LowprecError
 
@@ -59,16 +59,10 @@ def perf(
     batch: Annotated[
         list[int] | None, typer.Option(min=1, help="Sequences; repeatable [1].")
     ] = None,
-    phase: Annotated[str | None, typer.Option(help="prefill or decode [decode].")] = None,
-    tokens: Annotated[
-        int | None, typer.Option(min=1, help="Prompt length of a prefill [2048].")
-    ] = None,
-    context: Annotated[
-        int | None, typer.Option(min=0, help="Cached tokens of a decode [2048].")
-    ] = None,
-    level: Annotated[
-        str, typer.Option(help="bound: the datasheet's roofline; kernel: what kernels make of it.")
-    ] = "kernel",
+    phase: Phase = None,
+    tokens: Tokens = None,
+    context: Context = None,
+    level: LevelName = "kernel",
     parallel: Annotated[
         str | None,
         typer.Option(help="Layout over chips, such as tp=8,ep=8; see docs/throughput.md."),
