@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from lowprec.exact import Value, exact, identical, value, value_table
 from lowprec.exact import dot as exact_dot
 from lowprec.kernels.dot import dot
-from lowprec.rtl import Unit
+from lowprec.rtl import Unit, simulate
 from lowprec.spec import Datapath
 from lowprec.spec.format import FloatFormat, Format, IntFormat
 
@@ -276,3 +276,17 @@ def oracle_mismatches(unit: Unit, given: dict[str, Codes], found: Codes) -> list
         if not identical(_kept(want, path.accumulator), value(int(found[k]), path.accumulator)):
             wrong.append(k)
     return wrong
+
+
+def check(unit: Unit, cases: int, seed: int = 0, oracle: int = 24) -> None:
+    """No case in which the unit and the kernels differ, nor of `oracle` cases unit and oracle; of
+    values beyond float32, which the kernels do not take, of ten times as many."""
+    given = vectors(unit, cases, seed)
+    d = simulate(unit, given)["d"]
+    if all(fmt.bits <= 32 for fmt in unit.carriers):
+        assert mismatches(unit, d, kernel_answers(unit, given)).tolist() == []
+    else:
+        oracle *= 10
+    step = max(1, cases // oracle)
+    few = {name: codes[::step] for name, codes in given.items()}
+    assert oracle_mismatches(unit, few, d[::step]) == []
