@@ -10,8 +10,8 @@ Printed:
   other load on the machine does not change;
 - for the workers the seconds until the first answer, and then, over the last nine tenths of the
   cells, wall time per cell times the number of workers, and how much of it was in the cell;
-- the driver's processor time per cell, its resident memory after a tenth of the cells and after
-  all, and when their results are dropped again.
+- the driver's processor time per cell, and its resident memory after a tenth of the cells and after
+  all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from lowprec.eval.tensors import operand_errors
 from lowprec.nn import unwrap, wrap
 from lowprec.report.progress import SilentProgress, Update
 from lowprec.spec import load_recipe
-from lowprec.spec.record import Record
 from lowprec.studies import Executor
 from lowprec.studies.accuracy import Bench, load_bench
 from lowprec.studies.cells import Cells
@@ -115,8 +114,7 @@ def measure(count: int, executor: Executor, folder: Path) -> None:
         found = cells.measure(recipes(count))
         after = resource.getrusage(resource.RUSAGE_SELF)
         late = resident()
-        assert all(isinstance(each, Record) for each in found)
-        found.clear()
+        assert not any(cell.error for cell in found)
     lines = [json.loads(line) for line in (folder / "out" / "timings.jsonl").open()]
     tenth, workers = count // 10, executor.workers or 1
     inside = sum(line["seconds"] for line in lines[tenth:]) / (count - tenth)
@@ -127,7 +125,7 @@ def measure(count: int, executor: Executor, folder: Path) -> None:
         f"{watch.times[0] - start:.1f} s, then {1e3 * wall:.1f} ms of each worker's time per cell, "
         f"{1e3 * inside:.1f} ms of them in the cell; driver's processor {1e3 * own / count:.1f} ms "
         f"per cell; driver's memory {watch.early:.0f} MiB after {tenth}, {late:.0f} MiB after "
-        f"{count}, {resident():.0f} MiB without their results"
+        f"{count}"
     )
 
 

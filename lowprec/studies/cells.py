@@ -27,6 +27,14 @@ SHOWN = ("intervals", "coverage", "layers", "tokens", "clusters", "dof")
 
 
 @dataclass(frozen=True)
+class Cell:
+    """What is kept in memory of a computed cell: its name, and its error where it has no record."""
+
+    name: str
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Executor:
     """Where cells are computed. workers, threads: local processes and the threads of each, by
     default as `executor.capacity` says; one worker is this process itself. ray: the address of a
@@ -51,33 +59,39 @@ class Cells:
     executor: Executor
     computed: int = 0
 
-    def measure(
-        self, recipes: Sequence[NamedRecipe], title: str = "accuracy"
-    ) -> list[Record | Failure]:
-        """The record of each recipe, `SHOWN` of its details alone, or the failure that there is
-        instead. What is computed is stored at once; recipes that are equal but for their name are
-        one cell."""
+    def measure(self, recipes: Sequence[NamedRecipe], title: str = "accuracy") -> list[Cell]:
+        """The cell of each recipe. What is computed is stored at once and read again where it is
+        needed; recipes that are equal but for their name are one cell."""
         store = self.bench.store
-        subjects = [self.bench.subject(named.recipe) for named in recipes]
-        names = [digest({"kind": "accuracy", "subject": subject}) for subject in subjects]
-        found: dict[str, Record | Failure] = {}
+        names = [self._name(named) for named in recipes]
+        found: dict[str, Cell] = {}
         todo: dict[str, int] = {}
         for number, name in enumerate(names):
             if name in found or name in todo:
                 continue
-            record = read(store, name, self.bench.progress)
-            if record is None:
+            if read(store, name, self.bench.progress) is None:
                 todo[name] = number
             else:
-                found[name] = light(record)
+                found[name] = Cell(name)
         numbers = list(todo.values())
         for i, outcome in self._outcomes([recipes[n] for n in numbers], title):
-            number = numbers[i]
-            name = names[number]
-            kept = keep(store, name, "accuracy", subjects[number], outcome)
-            found[name] = light(kept) if isinstance(kept, Record) else kept
-            self.computed += isinstance(kept, Record)
+            name, subject = names[numbers[i]], self.bench.subject(recipes[numbers[i]].recipe)
+            kept = keep(store, name, "accuracy", subject, outcome)
+            found[name] = Cell(name, kept.error if isinstance(kept, Failure) else "")
+            self.computed += not found[name].error
         return [found[name] for name in names]
+
+    def record(self, cell: Cell) -> Record | None:
+        """The stored record, `SHOWN` of its details alone; None of a cell that failed."""
+        if cell.error:
+            return None
+        record = self.bench.store.read(cell.name)
+        if record is None:
+            raise LowprecError(f"{self.bench.store.path(cell.name)}: changed while the study ran")
+        return light(record)
+
+    def _name(self, named: NamedRecipe) -> str:
+        return digest({"kind": "accuracy", "subject": self.bench.subject(named.recipe)})
 
     def _outcomes(self, todo: Sequence[NamedRecipe], title: str) -> Iterator[tuple[int, Outcome]]:
         if not todo:

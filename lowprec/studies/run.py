@@ -137,18 +137,14 @@ class _Run:
         cells = Cells(bench, self.executor)
         found = cells.measure(self.plan.recipes)
         self.computed += cells.computed
-        return [
-            self._seen(named.name, record)
-            for named, record in zip(self.plan.recipes, found, strict=True)
-        ]
+        for named, cell in zip(self.plan.recipes, found, strict=True):
+            if cell.error:
+                self._failed(named.name, cell.error)
+        return [cells.record(cell) for cell in found]
 
-    def _seen(self, what: str, found: Record | Failure) -> Record | None:
-        """The record; of a failure none, and a note of it."""
-        if isinstance(found, Record):
-            return found
-        self.failed.append(Failed(what, found.error))
-        self.progress.say(f"{what}: failed: {found.error}")
-        return None
+    def _failed(self, what: str, error: str) -> None:
+        self.failed.append(Failed(what, error))
+        self.progress.say(f"{what}: failed: {error}")
 
     def _throughput(self, shapes: list[Shape], machines: list[Machine]) -> list[Priced]:
         if self.plan.throughput is None:
@@ -170,9 +166,10 @@ class _Run:
                     subject(recipe, shape, each, todo),
                     partial(price, recipe, shape, each, todo, traced[shape.name]),
                 )
-                record = self._seen(f"{named.name}, {shape.name} on {each.name}", found)
-                if record is not None:
-                    priced.append(Priced(named.name, shape.name, each.name, record))
+                if isinstance(found, Record):
+                    priced.append(Priced(named.name, shape.name, each.name, found))
+                else:
+                    self._failed(f"{named.name}, {shape.name} on {each.name}", found.error)
                 update(done, len(cells))
         return priced
 

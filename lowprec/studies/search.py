@@ -20,7 +20,7 @@ from lowprec.studies.plan import Search
 from lowprec.studies.proxies import Key, Noise
 from lowprec.studies.searching import Given, Searching
 from lowprec.studies.spaces import bits_of, enumerate_formats
-from lowprec.studies.store import Failure, Store
+from lowprec.studies.store import Store
 from lowprec.studies.study import NamedRecipe
 
 
@@ -164,11 +164,12 @@ def _draft(
 
 def _measured(work: Searching, drafts: Sequence[Candidate]) -> list[Candidate]:
     named = [NamedRecipe(name=d.name[:60], recipe=d.recipe) for d in drafts]
-    found = Cells(work.bench, work.executor).measure(named, "held-out text")
-    for draft, result in zip(drafts, found, strict=True):
-        if isinstance(result, Failure):
-            work.bench.progress.say(f"{draft.name}: failed: {result.error}")
-    records = [r if isinstance(r, Record) else None for r in found]
+    cells = Cells(work.bench, work.executor)
+    found = cells.measure(named, "held-out text")
+    for draft, cell in zip(drafts, found, strict=True):
+        if cell.error:
+            work.bench.progress.say(f"{draft.name}: failed: {cell.error}")
+    records = [cells.record(cell) for cell in found]
     losses = [r.metrics["kl"].value if r else float("nan") for r in records]
     front = pareto([(kl, -d.mean_bits) for kl, d in zip(losses, drafts, strict=True)])
     return [

@@ -97,12 +97,11 @@ def sensitivity(
                 NamedRecipe(name=_name(mode, *place), recipe=_recipe(work, mode, *place))
                 for place in places
             ]
-        found = Cells(bench, work.executor).measure(recipes, "sensitivity")
-    records = {
-        named.name: record
-        for named, record in zip(recipes, found, strict=True)
-        if isinstance(record, Record)
-    }
+        cells = Cells(bench, work.executor)
+        found = cells.measure(recipes, "sensitivity")
+        records = {
+            named.name: cells.record(cell) for named, cell in zip(recipes, found, strict=True)
+        }
     rows = (
         Sensitivity(
             path,
