@@ -14,11 +14,17 @@ from lowprec.studies.plan import FormatSpace
 
 
 def enumerate_formats(space: FormatSpace) -> list[Quantizer]:
-    """Every quantizer of the space of at most its bits per element; LowprecError where none is."""
+    """Every quantizer of the space of at most its bits per element; LowprecError where none is.
+
+    One exponent bit gives evenly spaced values, those of the integer with one more significand bit:
+    where the space has that one too, it stands for both.
+    """
     found = []
     elements = product(space.exponent, space.significand, space.bias or (None,))
     for (e, m, bias), block, scale in product(elements, space.block, space.scales):
         if not element_fits(e, m, bias):
+            continue
+        if e == 1 and 0 in space.exponent and m + 1 in space.significand:
             continue
         quantizer = _quantizer(_element(e, m, bias), block, scale)
         if bits_of(quantizer) <= space.bits:

@@ -137,6 +137,14 @@ def test_a_space_of_formats_is_enumerated_and_measured(plan: Search, tmp_path: P
     assert names["float4_e2m1-16-float8_e4m3fn-float32"] == 4.5
     assert names["int4_sym-32-float8_e8m0fnu"] == 4.25
     assert "float6_e2m3-32-float8_e8m0fnu" not in names
+    # One exponent bit and two of significand say what a four-bit integer says.
+    even = space.model_copy(update={"exponent": (0, 1), "significand": (2, 3)})
+    bare = even.model_copy(update={"exponent": (1,)})
+    assert {q.format.name.split("-")[0] for q in enumerate_formats(even)} == {
+        "int3_sym",
+        "int4_sym",
+    }
+    assert {q.format.name.split("-")[0] for q in enumerate_formats(bare)} == {"float4_e1m2"}
     update = {"formats": space, "budget": None, "choices": ()}
     found = search(plan.model_copy(update=update), tmp_path)
     formats, drawn = found[:2], found[2:]
@@ -154,7 +162,7 @@ def test_the_shipped_search_is_valid_and_errors_name_the_key(tmp_path: Path) -> 
     folder = data_dir("evals") / "searches"
     space = load_search(folder / "smollm2-formats.toml").formats
     assert space is not None
-    assert len(enumerate_formats(space)) == 24
+    assert len(enumerate_formats(space)) == 60
     shipped = load_search(folder / "smollm2.toml")
     assert shipped.choices[1].format.name == "nvfp5"
     bad = tmp_path / "bad.toml"
