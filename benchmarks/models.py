@@ -123,13 +123,15 @@ def measure(options: argparse.Namespace) -> list[Row]:
         with context.Pool(1) as pool:
             return pool.apply(peak, (options.model, recipe, options.tokens, options.threads))
 
-    plain = megabytes(None)
+    said, plain = Console(stderr=True), megabytes(None)
     rows = []
     for label, recipe in RECIPES.items():
         times = compare(model, recipe, ids, options.rounds)
         before, after = (statistics.median(column) for column in zip(*times, strict=True))
         ratio = statistics.median(b / a for a, b in times)
         rows.append(Row(label, before, after, ratio, plain, megabytes(recipe)))
+        # The whole takes over ten minutes: what is known so far.
+        said.print(f"{label}: {ratio:.3f} times the time")
     return rows
 
 

@@ -12,6 +12,7 @@ from lowprec.errors import LowprecError
 from lowprec.kernels import compiled, counter, cpu
 from lowprec.kernels.block import scaled
 from lowprec.kernels.element import projector
+from lowprec.kernels.walk import Prepared, prepared
 from lowprec.kernels.word import require, word_of
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.quantizer import Quantizer
@@ -33,6 +34,8 @@ class Call:
     random: Tensor | None = None
     seed: int | None = None
     scale: Tensor | None = None
+    # What the CPU core needs for the tensor's shape, where that was asked already.
+    prepared: Prepared | None = None
 
     @cached_property
     def is_plain(self) -> bool:
@@ -104,7 +107,8 @@ def _checked(quantizer: Quantizer, shape: torch.Size, axis: int) -> Call:
     if isinstance(quantizer.format, BlockFormat):
         # LowprecError where the shape has no such blocks.
         quantizer.format.block_sizes(tuple(shape), axis)
-    return Call(quantizer, axis - rank if axis >= 0 else axis)
+    axis = axis - rank if axis >= 0 else axis
+    return Call(quantizer, axis, prepared=prepared(quantizer, shape, axis))
 
 
 def _drawn(x: Tensor, bits: int, random: Tensor | torch.Generator | None) -> Tensor:
@@ -186,14 +190,15 @@ def _slices(x: Tensor, c: Call, length: int) -> Tensor:
 
 
 def _by_core(x: Tensor, c: Call, out: Tensor | None) -> Tensor | None:
-    if (y := cpu.fake_quantize(x, c.quantizer, c.axis, out, c.seed)) is not None:
+    p = c.prepared or prepared(c.quantizer, x.shape, c.axis)
+    if (y := cpu.computed(x, p, out, c.seed)) is not None:
         return y
     if x.dtype == torch.float64 or (x.dtype == torch.float32 and x.is_contiguous()):
         if out is None:
             return None
-        return _copied(cpu.fake_quantize(x, c.quantizer, c.axis, seed=c.seed), out)
+        return _copied(cpu.computed(x, p, seed=c.seed), out)
     # The core takes contiguous float32: widening is exact, and its answer is narrowed once.
-    y = cpu.fake_quantize(x.float().contiguous(), c.quantizer, c.axis, seed=c.seed)
+    y = cpu.computed(x.float().contiguous(), p, seed=c.seed)
     return y if y is None else _copied(y, torch.empty_like(x) if out is None else out)
 
 

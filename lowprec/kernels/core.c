@@ -10,6 +10,8 @@
 #include "core_scale.h"
 #include "core_codes.h"
 #include "core_blocks.h"
+#include "core_columns.h"
+#include "core_task.h"
 #include "core_matmul.h"
 
 #if defined(__linux__)

@@ -74,29 +74,24 @@ class CCode(ctypes.Structure):
     ]
 
 
-class Job(ctypes.Structure):
+class Task(ctypes.Structure):
     _fields_ = [
-        ("x", c_void_p),
-        ("y", c_void_p),
-        ("codes", c_void_p),
-        ("scales", c_void_p),
-        ("first", c_int64),
-        ("seed", c_uint64),
-        ("outer", c_float),
-        ("streams", c_int32),
         ("onto", c_void_p),
         ("scale", c_void_p),
         ("code", c_void_p),
+        ("k", c_int64),
+        ("inner", c_int64),
+        ("b", c_int64),
     ]
 
 
 # What the functions of the core take and return.
-_JOB, _RULE = ctypes.POINTER(Job), ctypes.POINTER(CRule)
+_RULE = ctypes.POINTER(CRule)
 _FUNCTIONS = {
-    "lp_cast": ([_JOB, c_int64], c_int32),
-    "lp_apply": ([_JOB, c_int64, c_int32], c_int32),
-    "lp_rows": ([_JOB, c_int64, c_int64, c_int64], c_int32),
-    "lp_columns": ([_JOB, c_int64, c_int64, c_int64, c_int64], c_int32),
+    "lp_quantize": (
+        [*[c_void_p] * 5, c_int64, c_int64, c_uint64, c_int32, c_float, c_int32],
+        c_int32,
+    ),
     "lp_largest": ([c_void_p, c_int64], c_int32),
     "lp_scale": ([c_int32, _RULE], c_float),
     "lp_decode": (
@@ -225,12 +220,9 @@ def _cast(
 ) -> torch.Tensor:
     x, n = torch.tensor(given), len(given)
     y = torch.empty(n) if code is None else torch.empty(n, dtype=torch.uint8)
-    job = Job(x.data_ptr(), onto=ctypes.addressof(grid))
-    if code is None:
-        job.y = y.data_ptr()
-    else:
-        job.codes, job.code = y.data_ptr(), ctypes.addressof(code)
-    library.lp_cast(job, n)
+    to = (y.data_ptr(), None) if code is None else (None, y.data_ptr())
+    task = Task(ctypes.addressof(grid), None, None if code is None else ctypes.addressof(code))
+    library.lp_quantize(ctypes.addressof(task), x.data_ptr(), *to, None, 0, n, 0, 0, 0.0, 0)
     return y.view(torch.int32) if code is None else y
 
 

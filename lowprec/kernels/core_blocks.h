@@ -1,4 +1,4 @@
-/* Elements with and without scales, along the last axis and along others. */
+/* Elements with and without scales, along the last axis. */
 
 /* Elements `at` onwards of x go to the same places of y or of codes. */
 typedef struct {
@@ -127,7 +127,7 @@ static void line(const job *j, state *z, int64_t at, int64_t n, const scales *s)
   WITH_KIND(a.sink, span(j, z, h, at, n, s->whole, s->by))
 }
 
-int32_t lp_cast(const job *j, int64_t n) {
+static int32_t cast(const job *j, int64_t n) {
   const how a = {kind_of(j->onto)};
   state z = begun(j);
   if (j->codes) WITH_KIND(CODES, span(j, &z, h, 0, n, all(1), all(1)))
@@ -150,7 +150,7 @@ int32_t lp_largest(const float *x, int64_t n) {
 float lp_scale(int32_t amax, const rule *r) { return scales_of(alli(amax), r, 1).whole[0]; }
 
 /* n elements of a block whose largest magnitude is known. */
-int32_t lp_apply(const job *j, int64_t n, int32_t amax) {
+static int32_t apply(const job *j, int64_t n, int32_t amax) {
   state z = begun(j);
   scales s = scales_of(alli(amax), j->scale, j->outer);
   if (j->scales) j->scales[0] = s.own[0];
@@ -172,15 +172,11 @@ INLINE void moved(const job *j, const grid *g, const float *s, int64_t at, int64
   }
 }
 
-/* n blocks (a multiple of LANES) of v vectors, the first one of number `block`. */
-INLINE void strip(const job *pj, state *pz, how h, int64_t at, int64_t block, int64_t n, int64_t v) {
-  const job j = *pj; /* all in registers, which no store can change */
-  const grid g = *j.onto;
-  const code c = h.sink == CODES ? *j.code : (code){0};
-  state z = *pz;
-  const rule r = *j.scale;
+/* n blocks (a multiple of LANES, STRIP elements at most) of v vectors, the first of number `block`. */
+INLINE void strip(const job *j, const grid *g, const code *c, const rule *r, state *z, how h, int64_t at,
+                  int64_t block, int64_t n, int64_t v) {
   float s[STRIP / LANES], by[STRIP / LANES];
-  const float *x = j.x + at;
+  const float *x = j->x + at;
   const int can_move = h.kind == MIRRORED && h.inverse && h.sink != CODES;
   vi stays = alli(0);
   for (int64_t i = 0; i < n; i += LANES) {
@@ -190,30 +186,42 @@ INLINE void strip(const job *pj, state *pz, how h, int64_t at, int64_t block, in
       p[k] = (vi)load(from) & MAGNITUDE;
       for (int64_t l = 1; l < v; l++) p[k] = larger(p[k], (vi)load(from + l * LANES) & MAGNITUDE);
     }
-    scales found = scales_of(largest_lanes(p), &r, j.outer);
+    scales found = scales_of(largest_lanes(p), r, j->outer);
     store(s + i, found.whole);
     store(by + i, found.by);
-    if (j.scales) store(j.scales + block + i, found.own);
-    if (can_move) stays |= cannot_move((vi)found.whole, &g);
+    if (j->scales) store(j->scales + block + i, found.own);
+    if (can_move) stays |= cannot_move((vi)found.whole, g);
   }
   if (can_move && !largest_lane(-stays)) {
-    if (j.streams) moved(&j, &g, s, at, n, v, 1);
-    else moved(&j, &g, s, at, n, v, 0);
+    if (j->streams) moved(j, g, s, at, n, v, 1);
+    else moved(j, g, s, at, n, v, 0);
     return;
   }
   for (int64_t i = 0; i < n; i++, at += v * LANES) {
     const vf whole = all(s[i]), divisor = all(by[i]);
     int64_t l = 0;
     if (h.sink == CODES && s[i] != s[i]) {
-      memset(j.codes + at, c.nan, (size_t)(v * LANES));
+      memset(j->codes + at, c->nan, (size_t)(v * LANES));
       continue;
     }
     for (; l + 2 <= v; l += 2) {
-      __builtin_prefetch(j.x + at + l * LANES + STRIP);
-      put_two(&j, &g, &c, &z, h, at + l * LANES, whole, divisor);
+      __builtin_prefetch(j->x + at + l * LANES + STRIP);
+      put_two(j, g, c, z, h, at + l * LANES, whole, divisor);
     }
-    if (l < v) put(&j, &g, &c, &z, h, at + l * LANES, LANES, load(j.x + at + l * LANES), whole, divisor);
+    if (l < v) put(j, g, c, z, h, at + l * LANES, LANES, load(j->x + at + l * LANES), whole, divisor);
   }
+}
+
+/* The same of any multiple of LANES. */
+INLINE void in_strips(const job *pj, state *pz, how h, int64_t at, int64_t block, int64_t n, int64_t v) {
+  const job j = *pj; /* all in registers, which no store can change */
+  const grid g = *j.onto;
+  const code c = h.sink == CODES ? *j.code : (code){0};
+  const rule r = *j.scale;
+  state z = *pz;
+  const int64_t most = STRIP / (v * LANES) / LANES * LANES;
+  for (int64_t m; n > 0; n -= m, block += m, at += m * v * LANES)
+    strip(&j, &g, &c, &r, &z, h, at, block, m = n < most ? n : most, v);
   *pz = z;
 }
 
@@ -236,21 +244,19 @@ INLINE void strip(const job *pj, state *pz, how h, int64_t at, int64_t block, in
 /* The usual lengths are constants too. */
 static void strips(const job *j, state *z, int64_t at, int64_t block, int64_t n, int64_t v) {
   const how a = how_of(j);
-  WITH_HOW(if (v == (h.inverse ? 4 : 2)) strip(j, z, h, at, block, n, h.inverse ? 4 : 2);
-           else strip(j, z, h, at, block, n, v))
+  WITH_HOW(if (v == (h.inverse ? 4 : 2)) in_strips(j, z, h, at, block, n, h.inverse ? 4 : 2);
+           else in_strips(j, z, h, at, block, n, v))
 }
 
-/* Blocks of b along the k contiguous elements of every row, the last one of a row ragged. */
-int32_t lp_rows(const job *j, int64_t rows, int64_t k, int64_t b) {
+/* Blocks of b along the k contiguous elements of each of the rows, the last one of a row ragged. */
+static int32_t rows(const job *j, int64_t count, int64_t k, int64_t b) {
   state z = begun(j);
-  const int64_t most = b % LANES || b > LONG ? 0 : STRIP / b / LANES * LANES;
+  const int64_t whole = b % LANES || b > LONG || STRIP / b < LANES ? 0 : k / b / LANES * LANES;
   int64_t at = 0, block = 0;
-  for (int64_t row = 0; row < rows; row++) {
+  for (int64_t row = 0; row < count; row++) {
     const int64_t end = at + k;
-    for (int64_t n; most && (n = (end - at) / b / LANES * LANES) > 0; at += n * b, block += n) {
-      n = n < most ? n : most;
-      strips(j, &z, at, block, n, b / LANES);
-    }
+    if (whole) strips(j, &z, at, block, whole, b / LANES);
+    at += whole * b, block += whole;
     for (; at < end; block++) {
       const int64_t n = end - at < b ? end - at : b;
       scales s = scales_of(alli(largest_lane(largest_of(j->x + at, n))), j->scale, j->outer);
@@ -259,74 +265,5 @@ int32_t lp_rows(const job *j, int64_t rows, int64_t k, int64_t b) {
       at += n;
     }
   }
-  return ended(j, &z);
-}
-
-/* Columns side by side: as many as make long runs of memory, or as few as can be kept. */
-enum { COLUMNS = 4096, KEPT_COLUMNS = 2048, KEPT = 1 << 15, EARLY = 8 };
-
-/* One block in each of n columns, whose rows lie `inner` apart. Kept elements are read once: rows a
- * power of two apart would drive each other out of the cache. Those are of whole vectors. */
-INLINE void tile(const job *pj, state *pz, how h, int64_t at, int64_t block, int64_t rows, int64_t inner,
-                 int64_t n, int keeps) {
-  const job j = *pj; /* all in registers, which no store can change */
-  const grid g = *j.onto;
-  const code c = h.sink == CODES ? *j.code : (code){0};
-  state z = *pz;
-  const rule r = *j.scale;
-  const float *x = j.x + at;
-  float kept[KEPT], s[COLUMNS], by[COLUMNS];
-  vi amax[COLUMNS / LANES];
-  memset(amax, 0, (size_t)(n + LANES - 1) / LANES * sizeof(vi));
-  int64_t i = 0;
-  for (; keeps && i + 2 <= rows; i += 2)
-    for (int64_t l = 0; l < n; l += LANES) {
-      const float *from = x + i * inner + l;
-      __builtin_prefetch(from + (l / LANES % 2 ? EARLY : EARLY + 1) * inner);
-      const vf v = load(from), w = load(from + inner);
-      store(kept + i * n + l, v);
-      store(kept + (i + 1) * n + l, w);
-      amax[l / LANES] = larger(amax[l / LANES], larger((vi)v & MAGNITUDE, (vi)w & MAGNITUDE));
-    }
-  for (; i < rows; i++)
-    for (int64_t l = 0; l < n; l += LANES) {
-      const vf v = load_part(x + i * inner + l, n - l);
-      if (keeps) store(kept + i * n + l, v);
-      amax[l / LANES] = larger(amax[l / LANES], (vi)v & MAGNITUDE);
-    }
-  for (int64_t l = 0; l < n; l += LANES) {
-    const scales found = scales_of(amax[l / LANES], &r, j.outer);
-    store(s + l, found.whole);
-    store(by + l, found.by);
-    if (j.scales) store_part(j.scales + block + l, found.own, n - l);
-  }
-  for (i = 0; i < rows; i++)
-    for (int64_t l = 0; l < n; l += LANES) {
-      const float *from = x + i * inner + l;
-      if (keeps && i < EARLY && l % (2 * LANES) == 0) __builtin_prefetch(from + n);
-      const vf v = keeps ? load(kept + i * n + l) : load_part(from, n - l);
-      put(&j, &g, &c, &z, h, at + i * inner + l, keeps ? LANES : n - l, v, load(s + l), load(by + l));
-    }
-  *pz = z;
-}
-
-static void any_tile(const job *j, state *z, int64_t at, int64_t block, int64_t rows, int64_t inner, int64_t n) {
-  const how a = how_of(j);
-  if (rows * n > KEPT || n % LANES) tile(j, z, a, at, block, rows, inner, n, 0);
-  else WITH_HOW(tile(j, z, h, at, block, rows, inner, n, 1))
-}
-
-/* Blocks of b along the k elements that lie `inner` apart, for `outer` slabs of k * inner. */
-int32_t lp_columns(const job *j, int64_t outer, int64_t k, int64_t inner, int64_t b) {
-  state z = begun(j);
-  int64_t most = KEPT / b / LANES * LANES, block = 0;
-  most = most < 4 * LANES ? COLUMNS : most < KEPT_COLUMNS ? most : KEPT_COLUMNS;
-  for (int64_t o = 0; o < outer; o++)
-    for (int64_t i = 0; i < k; i += b, block += inner)
-      for (int64_t l = 0, n; l < inner; l += n) {
-        const int64_t rows = k - i < b ? k - i : b, left = inner - l;
-        n = left > most ? most : left < LANES ? left : left / LANES * LANES;
-        any_tile(j, &z, (o * k + i) * inner + l, block + l, rows, inner, n);
-      }
   return ended(j, &z);
 }

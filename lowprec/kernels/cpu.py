@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from lowprec.kernels.core import Job, load
+from lowprec.kernels.core import load
 from lowprec.kernels.threads import pool
 from lowprec.kernels.walk import LANES, Prepared, prepared, walk
 from lowprec.spec.block import Block
@@ -25,6 +26,8 @@ PER_THREAD = 1 << 19
 # memory, that is better had in large pages.
 STREAMED = 1 << 24
 HUGE = 1 << 22
+# Tensors whose memory is what they hold.
+_PLAIN = frozenset((Tensor, torch.nn.Parameter))
 # Bytes of a vector of the core.
 VECTOR = 32
 # Codes that are packed while they are in the second-level cache.
@@ -37,16 +40,29 @@ def fake_quantize(
     axis: int,
     out: Tensor | None = None,
     seed: int | None = None,
+    amax: int | None = None,
 ) -> Tensor | None:
     """The values of `x` after quantization, into `out` if given, which may be `x`.
 
-    seed: for stochastic rounding, whose random bits are `counter.bits` of it.
+    seed: for stochastic rounding, whose random bits are `counter.bits` of it. amax: what `largest`
+    says of `x`, if that is known.
     """
-    library, p = load()[0], prepared(quantizer, x.shape, axis)
+    return computed(x, prepared(quantizer, x.shape, axis), out, seed, amax)
+
+
+def computed(
+    x: Tensor,
+    p: Prepared | None,
+    out: Tensor | None = None,
+    seed: int | None = None,
+    amax: int | None = None,
+) -> Tensor | None:
+    """`fake_quantize` of what `prepared` answers for the shape of `x`."""
+    library = load()[0]
     if p is None or library is None or (seed is None) == p.plan.is_random or not _fits(x, out):
         return None
     y = _empty(library, x.shape, torch.float32) if out is None else out
-    _quantize(library, x, p, seed, y=y)
+    _quantize(library, x, p, seed, y=y, amax=amax)
     return y
 
 
@@ -54,6 +70,19 @@ def covers(x: Tensor, quantizer: Quantizer, axis: int) -> bool:
     """Whether `fake_quantize` computes this here, which takes less than decoding kept codes."""
     p = prepared(quantizer, x.shape, axis)
     return load()[0] is not None and p is not None and not p.plan.is_random and _fits(x, None)
+
+
+def needs_largest(x: Tensor, quantizer: Quantizer, axis: int) -> bool:
+    """Whether `fake_quantize` must know the largest magnitude of `x` before any element."""
+    p = prepared(quantizer, x.shape, axis)
+    return p is not None and p.needs_largest
+
+
+def largest(x: Tensor) -> int:
+    """The largest magnitude of a contiguous float32 tensor as bits; of NaN, were there one."""
+    library = load()[0]
+    assert library is not None
+    return _largest(library, x.data_ptr(), x.numel())
 
 
 def quantize(
@@ -155,15 +184,15 @@ def unpack(packed: Tensor, bits: int, count: int) -> Tensor | None:
 
 
 def _is_plain(t: Tensor) -> bool:
-    return t.is_cpu and t.is_contiguous() and type(t) in (Tensor, torch.nn.Parameter)
+    return type(t) in _PLAIN and t.is_cpu and t.is_contiguous()
 
 
 def _fits(x: Tensor, out: Tensor | None) -> bool:
-    if x.dtype != torch.float32 or not _is_plain(x) or torch.compiler.is_compiling():
+    if x.dtype is not torch.float32 or not _is_plain(x) or is_compiling():
         return False
     if out is None or out is x:
         return True
-    if out.dtype != torch.float32 or not _is_plain(out):
+    if out.dtype is not torch.float32 or not _is_plain(out):
         return False
     distance = abs(out.data_ptr() - x.data_ptr())
     return not distance or distance >= x.nbytes
@@ -185,11 +214,13 @@ def _quantize(
     codes: Tensor | None = None,
     scales: Tensor | None = None,
     bits: int = 8,
+    amax: int | None = None,
 ) -> tuple[float | None, int]:
     """Into `y`, or `codes`, of so many bits each, and `scales`: the outer scale, and nonzero where
     a code stands for a NaN."""
     plan, w, at = p.plan, p.walk, x.data_ptr()
-    amax = _largest(library, at, p.n) if p.needs_largest else 0
+    if amax is None:
+        amax = _largest(library, at, p.n) if p.needs_largest else 0
     outer = library.lp_scale(amax, plan.outer) if plan.outer else plan.given
     to = y.data_ptr() if y is not None else 0
     code_at = codes.data_ptr() if codes is not None else 0
@@ -197,14 +228,14 @@ def _quantize(
     streams = 4 * p.n >= STREAMED and to != at and to % VECTOR == 0 and p.is_aligned
 
     def work(start: int, count: int, kept: int = 0) -> int:
-        job = Job(
+        return library.lp_quantize(
+            p.address,
             at + 4 * start,
             to and to + 4 * start,
             kept or (code_at and code_at + start),
             scale_at and scale_at + 4 * (start // w.unit * w.scales),
-            start, seed or 0, outer or 0.0, streams, *plan.addresses,
+            start, count, seed or 0, amax, outer or 0.0, streams,
         )  # fmt: skip
-        return p.run(library, job, count, amax)
 
     if bits == 8:
         return outer, max(_in_parts(p.n, p.unit, work))
@@ -227,11 +258,11 @@ def _largest(library: ctypes.CDLL, at: int, n: int) -> int:
     return max(_in_parts(n, LANES, lambda start, n: library.lp_largest(at + 4 * start, n)))
 
 
-def _in_parts(n: int, unit: int, work: Callable[[int, int], int]) -> list[int]:
+def _in_parts(n: int, unit: int, work: Callable[[int, int], int]) -> Sequence[int]:
     """``work(start, elements)`` for parts of whole `unit`s (the last may be ragged), in as many
     threads as torch uses and the size deserves."""
     if n < 2 * PER_THREAD:
-        return [work(0, n)]
+        return (work(0, n),)
     threads = min(torch.get_num_threads(), n // PER_THREAD, -(-n // unit))
     if threads == 1:
         return [work(0, n)]

@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 
 import torch
 
-from lowprec.kernels.core import Job
+from lowprec.kernels.core import Task
 from lowprec.kernels.plan import Plan, plan_of
 from lowprec.spec.block import Block, BlockFormat
 from lowprec.spec.quantizer import Quantizer
@@ -86,16 +86,16 @@ class Prepared:
     def is_aligned(self) -> bool:
         return self.plan.block in (None, "tensor") or self.walk.is_aligned
 
-    def run(self, library: ctypes.CDLL, job: Job, n: int, amax: int) -> int:
-        """Nonzero where a code stands for a NaN."""
-        if self.plan.block is None:
-            return library.lp_cast(job, n)
-        if self.plan.block == "tensor":
-            return library.lp_apply(job, n, amax)
-        outer, k, inner, b = self.walk.part(n)
-        if inner == 1:
-            return library.lp_rows(job, outer, k, b)
-        return library.lp_columns(job, outer, k, inner, b)
+    @cached_property
+    def task(self) -> Task:
+        w, block = self.walk, self.plan.block
+        k = 0 if w.outer == 1 else w.k
+        return Task(*self.plan.addresses, k, w.inner, 0 if block in (None, "tensor") else w.b)
+
+    @cached_property
+    def address(self) -> int:
+        """Of the task; good as long as this is."""
+        return ctypes.addressof(self.task)
 
 
 # By identity: to hash a quantizer takes as long as to quantize a small tensor.

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from lowprec.errors import LowprecError
-from lowprec.kernels import QTensor, fake_quantize, quantize
-from lowprec.kernels.cpu import covers
+from lowprec.kernels import QTensor, cpu, fake_quantize, quantize
 from lowprec.spec import BlockFormat, Quantizer
 
 _MOST_BITS = 8  # of an element; the codes of wider ones save little beside the values
@@ -29,17 +28,17 @@ def are_small(quantizer: Quantizer) -> bool:
 class _Kept:
     owner: StorageWeakRef
     version: int
-    made: QTensor | Tensor
+    made: QTensor | Tensor | int
 
 
 class Weights:
     """The code points of parameters and of views of them, such as one expert's weight.
 
     A parameter's own values stay as they are. What the CPU core quantizes at once is quantized at
-    every call; of the rest the code points lie beside the values, one byte an element, and are
-    decoded at every call. An in-place change of the parameter (an optimizer's,
-    load_state_dict's) counts its version up, another device or dtype is another storage: either
-    way it is quantized again. Only writing through ``.data`` goes unseen.
+    every call, and only its largest magnitude kept; of the rest the code points lie beside the
+    values, one byte an element, and are decoded at every call. An in-place change of the parameter
+    (an optimizer's, load_state_dict's) counts its version up, another device or dtype is another
+    storage: either way it is quantized again. Only writing through ``.data`` goes unseen.
     """
 
     def __init__(self) -> None:
@@ -50,12 +49,22 @@ class Weights:
     ) -> Tensor:
         """fake_quantize(weight, quantizer, axis), bit for bit, without a gradient."""
         weight = weight.detach()
-        fast = scale is None and covers(weight, quantizer, axis)
-        codes = None if fast else self.codes(weight, quantizer, axis, scale)
+        if scale is None and cpu.covers(weight, quantizer, axis):
+            return self._at_once(weight, quantizer, axis)
+        codes = self.codes(weight, quantizer, axis, scale)
         if codes is None:
             return fake_quantize(weight, quantizer, axis=axis, scale=scale)
         wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
         return codes.dequantize(wide).to(weight.dtype)
+
+    def _at_once(self, weight: Tensor, quantizer: Quantizer, axis: int) -> Tensor:
+        amax = None
+        if cpu.needs_largest(weight, quantizer, axis):
+            amax = self.kept(weight, ("largest",), lambda: cpu.largest(weight))
+            assert isinstance(amax, int)
+        found = cpu.fake_quantize(weight, quantizer, axis, amax=amax)
+        assert found is not None
+        return found
 
     def codes(
         self, weight: Tensor, quantizer: Quantizer, axis: int, scale: Tensor | None = None
@@ -75,8 +84,11 @@ class Weights:
         return found
 
     def kept(
-        self, weight: Tensor, what: tuple[Any, ...], make: Callable[[], QTensor | Tensor | None]
-    ) -> QTensor | Tensor | None:
+        self,
+        weight: Tensor,
+        what: tuple[Any, ...],
+        make: Callable[[], QTensor | Tensor | int | None],
+    ) -> QTensor | Tensor | int | None:
         """What `make` gives for `weight`, and gave before if the weight is the same since; None is
         not kept. what: the same for the same `make`."""
         key = (weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, *what)

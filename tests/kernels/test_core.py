@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import platform
 from contextlib import suppress
@@ -207,8 +208,11 @@ def test_random_bits_at_high_indices() -> None:
     x, seed = torch.full((64,), 0.5), (123 << 32) + 456
     for first in (0, 2**32 - 20, 3 * 2**32 - 16, 2**40 + 5):
         y = torch.empty_like(x)
-        job = core.Job(x.data_ptr(), y.data_ptr(), None, None, first, seed, 0.0, 0, *plan.addresses)
-        library.lp_cast(job, len(x))
+        task = core.Task(*plan.addresses)
+        library.lp_quantize(
+            ctypes.addressof(task), x.data_ptr(), y.data_ptr(), None, None,
+            first, len(x), seed, 0, 0.0, 0,
+        )  # fmt: skip
         expected = [float(word(seed, first + i) >> 31) for i in range(len(x))]
         assert y.tolist() == expected
     drawn = counter.bits(seed, torch.Size([64]), 32, x.device).tolist()

@@ -206,12 +206,32 @@ def test_layers_that_read_one_tensor_quantize_it_once(monkeypatch):
     assert model["q"](x).requires_grad
 
 
-def test_a_copy_made_later_does_not_trust_the_cache():
+# Kept as codes, and by its largest magnitude.
+KEPT = pytest.mark.parametrize("name", ["mxfp4/mse", "nvfp4/amax"])
+
+
+@KEPT
+def test_a_changed_weight_is_quantized_again(name):
+    torch.manual_seed(0)
+    linear = nn.Linear(64, 32)
+    wrap(nn.Sequential(linear), f"*: weight={name}")
+    for change in (lambda w: w.mul_(3), lambda w: w[5].fill_(100), lambda w: w.zero_()):
+        with torch.no_grad():
+            first = quantized_weight(linear)
+            assert torch.equal(bits(quantized_weight(linear)), bits(first))
+            change(linear.weight)
+            expected = fake_quantize(linear.weight.detach(), name)
+            assert torch.equal(bits(quantized_weight(linear)), bits(expected))
+            assert not torch.equal(bits(first), bits(expected))
+
+
+@KEPT
+def test_a_copy_made_later_does_not_trust_the_cache(name):
     torch.manual_seed(0)
     linear = nn.Linear(64, 32)
     with torch.no_grad():
         linear.weight.add_(0)  # the version that the cache will know
-    model = wrap(nn.Sequential(linear), "*: weight=mxfp4/mse")
+    model = wrap(nn.Sequential(linear), f"*: weight={name}")
     quantized_weight(linear)
     twin = copy.deepcopy(model)
     with torch.no_grad():
