@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from lowprec.rtl.synth import COMPONENTS, synthesise
 from lowprec.rtl.unit import dot_unit
 from lowprec.spec import Aligned, Datapath, Format, IntFormat, Scaling, load_format
+from lowprec.spec.default_datapath import default_datapath
 
 FILE = Path(__file__).with_suffix(".csv")
 
@@ -62,10 +63,14 @@ def points() -> Iterator[Point]:
     yield Point("float6_e2m3fn", 25, 16, "float8_e8m0fnu", 16)
     yield Point("float4_e1m2", 25, 8)
     yield Point("int6", 0, 8, accumulator="int32")
+    for element in ("ternary", "iq4_nl", "nf4", "hifloat8", "posit8_2", "ufloat8_e4m3"):
+        yield Point(element, 25, 8)
+    yield Point("hifloat8", 13, 4)
+    yield Point("iq4_nl", 18, 16)
 
 
 def datapath(point: Point) -> Datapath:
-    """The point as a datapath."""
+    """The point as a datapath; codebooks are looked up as values of its input."""
     element, accumulator = _scalar(point.element), _scalar(point.accumulator)
     whole = point.accumulator.startswith("int")
     scaling = None
@@ -78,7 +83,7 @@ def datapath(point: Point) -> Datapath:
         )
     return Datapath(
         name="point",
-        inputs=(element,),
+        inputs=default_datapath(element).inputs if element.kind == "codebook" else (element,),
         accumulator=accumulator,
         addition=Aligned(kind="aligned", fraction_bits=point.window or None),
         step=point.lanes,
@@ -98,7 +103,7 @@ def _scalar(name: str) -> Format:
 
 def measure(point: Point) -> dict[str, Any]:
     """One line of the file."""
-    unit = dot_unit(datapath(point))
+    unit = dot_unit(datapath(point), point.element, point.element)
     found = synthesise(unit.verilog(), unit.name)
     by = found.by_component()
     gates = {f"gates_{name}": round(by.get(name, 0.0), 1) for name in (*COMPONENTS, "other")}

@@ -23,6 +23,7 @@ from lowprec.perf.datapath_cost import levels
 from lowprec.perf.pieces import PIECES
 from lowprec.perf.unit_pieces import pieces
 from lowprec.rtl.synth import COMPONENTS
+from lowprec.spec import Format, load_format
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def _measured(row: dict[str, str]) -> Measured:
         row["accumulator"],
     )
     path = datapath(point)
-    fmt, scale = path.inputs[0], path.scaling.formats[0] if path.scaling else None
+    fmt, scale = load_format(point.element), path.scaling.formats[0] if path.scaling else None
+    assert isinstance(fmt, Format)
     found = pieces(path, fmt, fmt, point.lanes, scale)
     names = [n for n in COMPONENTS if n != "convert"]
     return Measured(

@@ -11,6 +11,7 @@ from lowprec.cli.app import Json
 from lowprec.errors import LowprecError, unknown
 
 if TYPE_CHECKING:
+    from lowprec.perf.estimates import Estimate
     from lowprec.perf.silicon import Swap
     from lowprec.rtl.cost import Cost
     from lowprec.rtl.unit import Unit
@@ -97,10 +98,13 @@ class _Chosen:
         lanes: int | None,
         shared: BlockFormat | None = None,
     ) -> None:
+        from lowprec.spec.default_datapath import passes
+
         self.path, self.a, self.b, self.shared = path, a, b, shared
         self.lanes = lanes or path.step or 8
         scales = path.scaling.formats if path.scaling else (None,)
         self.scale = shared.scale if shared and path.scaling else scales[0]
+        self.passes = passes(shared) if shared else 1
 
     def unit(self) -> Unit:
         from lowprec.rtl import dot_unit, format_unit
@@ -169,6 +173,7 @@ def _numerics(chosen: _Chosen) -> dict[str, Any]:
         **{k: v for k, v in addition.to_json().items() if k != "kind" and v is not None},
         "result": path.result.name if path.result else path.accumulator.name,
         "rounding": path.rounding,
+        **({"passes": f"{chosen.passes}, of elements and offsets"} if chosen.passes > 1 else {}),
     }
     if path.scaling is not None and chosen.scale is not None:
         per = f"{chosen.scale.name} per {path.scaling.block}, {path.scaling.position}"
@@ -191,13 +196,15 @@ def _model(chosen: _Chosen) -> dict[str, Any]:
         "high": found.high / found.lanes,
         "transistors": found.transistors / found.lanes,
         "delay": found.delay,
+        "passes": chosen.passes,
     }
 
 
 def _synthesis(ours: _Chosen, theirs: _Chosen | None) -> list[dict[str, Any]]:
     from lowprec.rtl.cost import cost
 
-    return [_measured(cost(each.unit())) for each in (ours, theirs) if each is not None]
+    chosen = [each for each in (ours, theirs) if each is not None]
+    return [_measured(cost(each.unit())) | {"passes": each.passes} for each in chosen]
 
 
 def _measured(cost: Cost) -> dict[str, Any]:
@@ -235,6 +242,7 @@ def swap_row(swap: Swap) -> dict[str, Any]:
     return {
         "lanes in its area": swap.lanes,
         "clock": swap.clock,
+        **({"passes of a product": swap.passes} if swap.passes > 1 else {}),
         "FLOP/s": swap.rate,
         "FLOP/s, low of 90 %": swap.low,
         "FLOP/s, high of 90 %": swap.high,
@@ -245,14 +253,20 @@ def _throughput(swap: Swap, machine: str, model: tuple[str, int], recipe: str) -
     from lowprec.perf import estimate, load_workload
 
     work = load_workload(model[0]).at(batch=model[1])
+    after, before = (
+        estimate(work, recipe, each, level="bound") for each in (swap.machine, machine)
+    )
     return {
-        "tokens/s/chip": estimate(
-            work, recipe, swap.machine, level="bound"
-        ).tokens_per_second_per_chip,
-        "tokens/s/chip as it is": estimate(
-            work, recipe, machine, level="bound"
-        ).tokens_per_second_per_chip,
+        "tokens/s/chip": after.tokens_per_second_per_chip,
+        "tokens/s/chip as it is": before.tokens_per_second_per_chip,
+        "products on": _reasons(after),
+        "products as it is on": _reasons(before),
     }
+
+
+def _reasons(found: Estimate) -> str:
+    """What of the model runs on which datapath, and what has to be converted for it."""
+    return "; ".join(dict.fromkeys(t.reason for t in found.terms if t.datapath and t.reason))
 
 
 def _write(chosen: _Chosen, folder: Path) -> Path:
@@ -287,10 +301,6 @@ def _rows(ours: dict[str, Any], theirs: dict[str, Any] | None = None) -> list[di
     rows.append(both("gates", "gates"))
     rows += [both(f"gates, {k} of 90 %", k) for k in ("low", "high") if k in ours]
     rows += [both("transistors", "transistors"), both("delay in FO4", "delay")]
-    rate = row(
-        "products per 1000 gates",
-        1000 / ours["gates"],
-        1000 / theirs["gates"] if theirs else None,
-        2,
-    )
+    per_gate = [1000 / x["gates"] / x["passes"] if x else None for x in (ours, theirs)]
+    rate = row("products per 1000 gates", per_gate[0] or 0.0, per_gate[1], 2)
     return [*rows, rate]

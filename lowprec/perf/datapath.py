@@ -12,6 +12,7 @@ from pydantic import Field
 from lowprec.errors import LowprecError
 from lowprec.perf.quantity import Quantity
 from lowprec.spec import BlockFormat, CodebookFormat, FloatFormat, Format, IntFormat, Spec
+from lowprec.spec.default_datapath import has_two_levels
 from lowprec.spec.format import AnyFormat
 
 Operand = Format | BlockFormat
@@ -25,7 +26,8 @@ class Scaling(Spec):
 
 
 class Datapath(Spec):
-    """A multiply-accumulate unit. Any of `operands` multiplies any other of them.
+    """A multiply-accumulate unit. Any of `operands` multiplies any other of them; a block format
+    among them is read whole, with all that its elements share, and multiplies itself only.
 
     scalings: the block scales that the unit applies itself, one kind per product; an operand
     without block scales takes scales of one. A scale per tensor or per row of x_MK and w_NK is
@@ -35,7 +37,7 @@ class Datapath(Spec):
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=40)]
-    operands: Annotated[tuple[AnyFormat, ...], Field(min_length=1)]
+    operands: Annotated[tuple[AnyFormat | BlockFormat, ...], Field(min_length=1)]
     scalings: tuple[Scaling, ...] = ()
     rate: Quantity
     limit: Quantity | None = None
@@ -44,21 +46,31 @@ class Datapath(Spec):
     def takes(self, operand: Operand) -> bool:
         """Whether the unit multiplies the operand's elements, scales aside.
 
-        No unit here knows inner scales, zero points, offsets or outliers.
+        Inner scales, zero points, offsets and outliers only of a block format that it reads whole.
         """
+        if self.reads(operand):
+            return True
         if isinstance(operand, BlockFormat) and not operand.is_only_scaled:
             return False
-        return any(_holds(fmt, _element(operand)) for fmt in self.operands)
+        scalars = (fmt for fmt in self.operands if isinstance(fmt, Format))
+        return any(_holds(fmt, _element(operand)) for fmt in scalars)
+
+    def reads(self, operand: Operand) -> bool:
+        """Whether the operand is a block format that the unit reads whole."""
+        return isinstance(operand, BlockFormat) and operand in self.operands
 
     def scales(self, *operands: Operand) -> bool:
         """Whether one scaling of the unit serves all `operands`."""
-        needed = [need for need in map(_block_scale, operands) if need]
+        apart = (operand for operand in operands if not self.reads(operand))
+        needed = [need for need in map(_block_scale, apart) if need]
         return not needed or any(
             all(_encoding(s.scale) == scale and size % s.block == 0 for scale, size in needed)
             for s in self.scalings
         )
 
     def multiplies(self, a: Operand, b: Operand) -> bool:
+        if self.reads(a) or self.reads(b):
+            return a == b
         return self.takes(a) and self.takes(b) and self.scales(a, b)
 
 
@@ -132,7 +144,7 @@ def _promotion(a: Operand, b: Operand) -> int:
 
 def _shift(path: Datapath, *operands: Operand) -> str:
     """What to know of operands that the unit reads as a constant power of two times their value."""
-    as_written = {_encoding(fmt) for fmt in path.operands}
+    as_written = {_encoding(_element(fmt)) for fmt in path.operands}
     shifted = [x.name for x in operands if _encoding(_element(x)) not in as_written]
     names = " and ".join(dict.fromkeys(shifted))
     return f" ({names} as codes of another bias: a power of two in the scale)" if names else ""
@@ -142,13 +154,18 @@ def _refusal(datapaths: Sequence[Datapath], a: Operand, b: Operand) -> str:
     for operand in (a, b):
         takers = [path for path in datapaths if path.takes(operand)]
         if not takers:
-            plain = not isinstance(operand, BlockFormat) or operand.is_only_scaled
-            return f"no datapath takes {_element(operand).name if plain else operand.name}"
+            if isinstance(operand, BlockFormat) and not operand.is_only_scaled:
+                return f"no datapath reads {operand.name} with its {_beyond_scales(operand)}"
+            return f"no datapath takes {_element(operand).name}"
         if isinstance(operand, BlockFormat) and not any(path.scales(operand) for path in takers):
+            outer = operand.outer if has_two_levels(operand) else None
+            levels = f" times {outer.scale.name} ones per {outer.block[-1]}" if outer else ""
             return (
                 f"no datapath for {operand.element.name} applies {operand.scale.name} scales "
-                f"per {operand.block[-1]}"
+                f"per {operand.block[-1]}{levels}"
             )
+        if any(path.reads(operand) for path in takers):
+            return f"{takers[0].name} multiplies {operand.name} by itself only"
     return f"no datapath takes {a.name} and {b.name} together"
 
 
@@ -171,9 +188,19 @@ def _element(operand: Operand) -> Format:
 def _block_scale(operand: Operand) -> tuple[tuple[Any, ...], int] | None:
     if not isinstance(operand, BlockFormat) or isinstance(operand.block, str):
         return None
-    outer = operand.outer
-    along_k = outer is not None and not isinstance(outer.block, str)
-    return ("two levels",) if along_k else _encoding(operand.scale), operand.block[-1]
+    two = has_two_levels(operand)
+    return ("two levels",) if two else _encoding(operand.scale), operand.block[-1]
+
+
+def _beyond_scales(fmt: BlockFormat) -> str:
+    """What its elements share beside scales, which a unit would need more hardware for."""
+    shared = {
+        "inner scales": fmt.inner,
+        "zero points": fmt.zero_point,
+        "offsets": fmt.offset,
+        "outliers": fmt.outlier,
+    }
+    return " and ".join(name for name, part in shared.items() if part)
 
 
 def _holds(unit: Format, fmt: Format) -> bool:

@@ -118,10 +118,10 @@ def levels(path: Datapath, a: Format, b: Format, lanes: int) -> dict[str, float]
     """What a unit's delay grows with: the logarithms of its lanes and widths.
 
     tree: levels of its adders. width: of log2 of the sum's bits, for shifting and carries.
-    product: of log2 of the significands' bits. float: 1 where exponents are compared. exact: width
-    once more where an exact sum becomes a float.
+    product: of log2 of the significands' bits. table: bits of codes that are looked up. float: 1
+    where exponents are compared. exact: width once more where an exact sum becomes a float.
     """
-    x, y = (number(path.inputs[0] if isinstance(f, CodebookFormat) else f) for f in (a, b))
+    x, y = (number(fmt, path.inputs[0]) for fmt in (a, b))
     whole = isinstance(path.accumulator, IntFormat)
     bits = getattr(path.addition, "fraction_bits", None) or getattr(path.addition, "dot_bits", None)
     width = bits + 4 if bits else x.bits + y.bits + x.span + y.span
@@ -131,6 +131,7 @@ def levels(path: Datapath, a: Format, b: Format, lanes: int) -> dict[str, float]
         "tree": tree,
         "width": log2(width) * (1 if whole else deep),
         "product": log2(x.bits + y.bits),
+        "table": float(max(f.bits * isinstance(f, CodebookFormat) for f in (a, b))),
         "float": 0.0 if whole else float(deep),
         # An exact sum is normalised before it meets the accumulator, and after.
         "exact": 0.0 if whole or bits or deep > 1 else log2(width),

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from math import isfinite
 
 from lowprec.errors import LowprecError
 from lowprec.spec import CodebookFormat, FloatFormat, Format, IntFormat
+from lowprec.spec.format import floor_log2, pow2
 
 # Kinds of pieces, each counted in bits; of a product in full adders.
-PIECES = ("product", "add", "negate", "mux", "mask", "compare")
+PIECES = ("product", "add", "negate", "mux", "mask", "compare", "table")
 Pieces = Mapping[str, float]
-# Masks that a code point and bit of a table comes to.
-TABLE = 0.5
+# A multiplier of two's complement numbers is so much larger than one of magnitudes.
+SIGNED = 1.17
 
 
 @dataclass(frozen=True)
@@ -41,15 +44,29 @@ class Number:
         )
 
 
-def number(fmt: Format) -> Number:
-    """Of a code point of `fmt`."""
+def number(fmt: Format, of: Format | None = None) -> Number:
+    """Of a code point of `fmt`. of: the format whose value a codebook's code is looked up as."""
     match fmt:
         case FloatFormat():
             span = fmt.emax - fmt.emin
             return Number(fmt.precision, fmt.precision - 1, fmt.emin, span)
         case IntFormat():
             return Number(fmt.bits, -fmt.exponent, 0, 0)
+        case CodebookFormat() if of is not None:
+            return _looked_up(fmt, of)
     raise LowprecError(f"{fmt.name}: a codebook is a number only as a value of another format")
+
+
+def _looked_up(fmt: CodebookFormat, of: Format) -> Number:
+    """Of a code point that a table gives as a value of `of`: as wide as its values need."""
+    sizes = [abs(Fraction(x)) for x in fmt.values if isfinite(x) and x]
+    lowest = of.emin if isinstance(of, FloatFormat) else 0
+    exponents = [max(floor_log2(x), lowest) for x in sizes]
+    low = min(exponents)
+    # Bits behind the point of each significand, in [1, 2) but for subnormals.
+    fraction = max((x / pow2(e)).denominator for x, e in zip(sizes, exponents, strict=True))
+    bits = fraction.bit_length()
+    return Number(bits, bits - 1, low, max(exponents) - low)
 
 
 class Count:
@@ -68,12 +85,13 @@ class Count:
     # ---- parts, named as those of lowprec.rtl ----
 
     def unpack(self, fmt: Format, times: int, of: Format | None = None) -> Number:
-        """of: the format whose value a codebook's code is looked up as."""
-        if isinstance(fmt, CodebookFormat) and of is not None:
-            found = number(of)
-            self.put("unpack", times, mask=TABLE * fmt.code_points * found.bits)
+        """of: as `number` has it."""
+        found = number(fmt, of)
+        if isinstance(fmt, CodebookFormat):
+            # A function of n bits takes about 2^n / n gates (Shannon); the sign is a bit, too.
+            word = found.bits + (found.e_bits if found.span else 0) + 1
+            self.put("unpack", times, table=word * fmt.code_points / fmt.bits)
             return found
-        found = number(fmt)
         self.put("unpack", times, mask=2 * fmt.bits)
         return found
 
@@ -91,10 +109,14 @@ class Count:
         """Of terms to a multiple of 2^(E - F); gives their width."""
         up, down = max(fraction_bits - x.fraction, 0), max(x.fraction - fraction_bits, 0)
         size = x.bits + up - down + 1
-        wide = x.bits + up + 1
         double = rounding != "toward-zero"
+        # Minus a power of two is all ones above it: no chain of carries.
+        negated = size / 2 if x.bits == 1 else size
+        # What a shift to the right drops for good needs no shifter.
+        bits = x.bits if double else max(1, x.bits - down)
+        wide = bits + up + 1
         self.put(
-            "align", times, shifter(x.bits, wide * (1 + double), e_bits), add=e_bits, negate=size
+            "align", times, shifter(bits, wide * (1 + double), e_bits), add=e_bits, negate=negated
         )
         if double:
             self.put("align", times, add=size, mask=wide)
@@ -125,19 +147,21 @@ class Count:
 
     def normalise(self, width: int, e_bits: int, precision: int, component: str) -> None:
         wide = max(width, precision + 2)
-        stages = (wide - 1).bit_length()
-        self.put(component, negate=width, mux=wide * stages)
+        # A number that is narrower than the result has zeros behind it, which need no multiplexers.
+        stages = (width - 1).bit_length()
+        self.put(component, negate=width, mux=width * stages)
         self.put(component, add=3 * e_bits, compare=e_bits, mask=wide)
 
     def round(self, fmt: FloatFormat, rounding: str, e_bits: int) -> None:
-        up = fmt.precision if rounding != "toward-zero" else 0
+        # Half adders.
+        up = fmt.precision / 2 if rounding != "toward-zero" else 0
         self.put("accumulate", add=e_bits + up, compare=fmt.bits, mask=3 * fmt.bits)
 
 
 def array(x: int, y: int) -> dict[str, float]:
-    """An array multiplier: x (y - 2) full adders, x half ones, and an AND per pair of bits."""
+    """An array multiplier: x (y - 2) full adders, x half ones, each with the AND before it."""
     x, y = min(x, y), max(x, y)
-    return {"product": x * (y - 2) + x / 2, "mask": x * y}
+    return {"product": x * (y - 2) + x / 2}
 
 
 def shifter(bits: int, width: int, stages: int) -> dict[str, float]:

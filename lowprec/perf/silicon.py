@@ -12,6 +12,7 @@ from lowprec.perf.datapath_cost import StructuralCost, structural_cost
 from lowprec.perf.quantity import Quantity
 from lowprec.spec import BlockFormat, CodebookFormat, FloatFormat, Format, IntFormat
 from lowprec.spec import Datapath as Unit
+from lowprec.spec.default_datapath import passes
 
 Scalar = FloatFormat | IntFormat | CodebookFormat
 
@@ -22,7 +23,8 @@ class Swap:
 
     lanes: products per cycle that fit the area. clock: 1, or less where the new unit is slower
     through as many pipeline stages. power: how far the power's budget holds the rate down, at most
-    1. low and high: of the rate in FLOP/s, from the cost model's 90 % intervals.
+    1. passes: of the new unit for a product (of formats with offsets). low and high: of the rate in
+    FLOP/s, from the cost model's 90 % intervals.
     """
 
     machine: Machine
@@ -30,6 +32,7 @@ class Swap:
     lanes: float
     clock: float
     power: float
+    passes: int
     low: float
     high: float
 
@@ -56,7 +59,8 @@ def swap(
     `keep`.
 
     element: what both operands of the new unit are, by default its first input; shared: their
-    block format, if its elements share more than a scale. area: of the new
+    block format, if its elements share more than a scale, which the machine then multiplies by
+    itself. area: of the new
     units in areas of the old ones; power: likewise in what the old ones draw. energy: of a product
     of the new unit in those of the old one (`lowprec.rtl.energy` measures it), by default as their
     gates are. deeper: the new unit has as many more pipeline stages as it needs for the old clock,
@@ -74,11 +78,12 @@ def swap(
     clock = 1.0 if deeper else min(1.0, before.delay / after.delay)
     drawn = lanes * clock * (1 / ratio if energy is None else energy)
     held = min(1.0, power / drawn)
-    rate = known[name].rate.value * lanes * clock * held
+    needed = 1 if shared is None else passes(shared)
+    rate = known[name].rate.value * lanes * clock * held / needed
     found = Datapath(
         name=new.name[:40],
-        operands=(element,) if isinstance(element, Scalar) else new.inputs,
-        scalings=_scalings(new),
+        operands=_operands(new, element, shared),
+        scalings=_scalings(new) if shared is None else (),
         rate=_rate(rate, before, after, old, machine, name),
     )
     kept = [path for path in machine.datapaths if keep or path.name != name]
@@ -92,7 +97,15 @@ def swap(
         }
     )
     spread = _spread(before, after)
-    return Swap(changed, found, lanes, clock, held, rate / spread, rate * spread)
+    return Swap(changed, found, lanes, clock, held, needed, rate / spread, rate * spread)
+
+
+def _operands(
+    new: Unit, element: Format | None, shared: BlockFormat | None
+) -> tuple[Scalar | BlockFormat, ...]:
+    if shared is not None:
+        return (shared,)
+    return (element,) if isinstance(element, Scalar) else new.inputs
 
 
 def _cost(new: Unit, element: Format | None, shared: BlockFormat | None) -> StructuralCost:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import gcd
 
-from lowprec.perf.pieces import Count, Number, Pieces, array, float_add, number, shifter
+from lowprec.perf.pieces import SIGNED, Count, Number, Pieces, array, float_add, number, shifter
 from lowprec.spec import (
     Aligned,
     BlockFormat,
@@ -59,8 +59,9 @@ def pieces(
 def _less_zero(count: Count, fmt: IntFormat, lanes: int, shared: BlockFormat | None) -> IntFormat:
     if shared is None or shared.zero_point is None:
         return fmt
-    count.put("unpack", lanes, add=fmt.bits + 1)
-    return less_zero(fmt)
+    found = less_zero(fmt, shared.zero_point)
+    count.put("unpack", lanes, add=found.bits)
+    return found
 
 
 def _elements(count: Count, fmt: BlockFormat, lanes: int, of: Format) -> Number:
@@ -96,8 +97,8 @@ def _scales(
 
 
 def _integers(count: Count, path: Datapath, a: IntFormat, b: IntFormat, lanes: int) -> None:
-    # Signs cost about another AND per pair of bits.
-    count.put("multiply", lanes, array(a.bits, b.bits), mask=2 * a.bits * b.bits)
+    signs = SIGNED if a.signed or b.signed else 1.0
+    count.put("multiply", lanes, product=signs * array(a.bits, b.bits)["product"])
     fmt = path.accumulator
     if isinstance(fmt, IntFormat):
         count.add(lanes, a.bits + b.bits)

@@ -42,12 +42,12 @@ class UnpackLess(Part):
         return {"code": self.element.bits, "zero_point": self.zero_point.bits}
 
     def outputs(self) -> Ports:
-        return {"difference": less_zero(self.element).bits}
+        return {"difference": less_zero(self.element, self.zero_point).bits}
 
     def build(self, m: Module, i: SimpleNamespace) -> Mapping[str, Value]:
         code = i.code.as_signed() if self.element.signed else i.code
         zero = i.zero_point.as_signed() if self.zero_point.signed else i.zero_point
-        return {"difference": (code - zero)[: less_zero(self.element).bits]}
+        return {"difference": (code - zero)[: less_zero(self.element, self.zero_point).bits]}
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ class Elements:
     ) -> list[Number]:
         fmt = self.format
         codes = self.codes(board, codes, shared, label)
-        element = fmt.element if fmt.zero_point is None else less_zero(fmt.element)
+        zero = fmt.zero_point
+        element = fmt.element if zero is None else less_zero(fmt.element, zero)
         part = unpack(element, self.of, self.exact)
         found = [board.unpack(part, code, f"{label}{k}") for k, code in enumerate(codes)]
         if fmt.outlier is not None:

@@ -34,7 +34,8 @@ def default_datapath(
     """A unit as today's tensor cores would take the format, accumulating in float32.
 
     Products of floats are aligned and cut toward zero at `fraction_bits` [25]; plain integers are
-    summed exactly in int32. Scales that change along K are applied inside, to exact sums of groups
+    summed exactly in int32. A step has `lanes` products, or fewer where so many are neither whole
+    blocks nor a part of one. Scales that change along K are applied inside, to exact sums of groups
     where products are narrow or have inner scales [35 fraction bits], those of more than 8
     significant bits outside. Codebooks are looked up as floats, and integers that have scales are
     floats of one exponent. A scale of two levels along K is their exact product. Inputs are what
@@ -46,7 +47,7 @@ def default_datapath(
     name = f"for_{fmt.name.lower()}".replace(".", "_").replace("-", "_")
     scaling = None
     if isinstance(fmt, BlockFormat):
-        element = _operand(fmt)
+        element, lanes = _operand(fmt), _lanes(fmt, lanes)
         scaling = _scaling(fmt, element, lanes)
     if isinstance(element, IntFormat) and scaling is None:
         return Datapath(
@@ -78,15 +79,36 @@ def default_datapath(
 def _operand(fmt: BlockFormat) -> Format:
     """A format of what a block's elements are before its scale."""
     if fmt.zero_point is not None:
-        return less_zero(fmt.element)
+        return less_zero(fmt.element, fmt.zero_point)
     if fmt.outlier is not None:
         return _carrier(fmt.element, fmt.outlier.element)
     return _with_inner(fmt) if fmt.inner else fmt.element
 
 
-def less_zero(element: Format) -> IntFormat:
-    """Of an integer less an integer of no more bits."""
-    return IntFormat(name=f"{element.name}_less_zero", kind="int", bits=element.bits + 1)
+def less_zero(element: Format, zero_point: Format) -> IntFormat:
+    """Of every difference of these two integers."""
+    low = element.min_exact - zero_point.max_exact
+    high = element.max_exact - zero_point.min_exact
+    bits = 1 + max(int(-low - 1).bit_length(), int(high).bit_length())
+    return IntFormat(name=f"{element.name}_less_zero", kind="int", bits=bits)
+
+
+def _lanes(fmt: BlockFormat, most: int) -> int:
+    """Products of a step: whole blocks, or such a part of one that it is whole parts with an inner
+    scale each, or parts of them; where there is none of half as many, and no inner scales, as many
+    as there may be."""
+    if isinstance(fmt.block, str):
+        return most
+    size = fmt.block[-1]
+    if size <= most:
+        return most // size * size
+    inner = [int(level.block[-1]) for level in fmt.inner]
+    part = max(
+        n
+        for n in range(1, most + 1)
+        if size % n == 0 and all(n % i == 0 or i % n == 0 for i in inner)
+    )
+    return part if inner or 2 * part >= most else most
 
 
 def _with_inner(fmt: BlockFormat) -> FloatFormat:
@@ -131,6 +153,12 @@ def goes_beyond_scales(fmt: BlockFormat) -> bool:
     """Whether a unit for it reads more than elements and one float scale of each block."""
     scale = None if isinstance(fmt.block, str) else scale_format(fmt)
     return not fmt.is_only_scaled or scale not in (None, fmt.scale)
+
+
+def passes(fmt: Format | BlockFormat) -> int:
+    """Passes of its unit for a product of two blocks: with offsets the elements and the ones of
+    one by those of the other."""
+    return 4 if isinstance(fmt, BlockFormat) and fmt.offset is not None else 1
 
 
 def has_two_levels(fmt: BlockFormat) -> bool:
@@ -189,8 +217,6 @@ def _scaling(fmt: BlockFormat, operand: Format, lanes: int) -> Scaling | None:
         return None
     size, scale = fmt.block[-1], scale_format(fmt)
     whole = size % min(size, lanes) == 0
-    if fmt.inner and not whole:
-        raise LowprecError(f"{fmt.name}: no datapath of {lanes} lanes: blocks have {size} elements")
     if scale.precision > NARROW and size % lanes == 0 and not fmt.inner:
         return Scaling(formats=(scale,), block=size, position="outside")
     narrow = bool(fmt.inner) or _width(operand) <= GROUP_BITS

@@ -9,12 +9,21 @@ from pathlib import Path
 import pytest
 
 from lowprec.errors import LowprecError
-from lowprec.perf import machine
+from lowprec.perf import Machine, estimate, load_workload, machine
+from lowprec.perf.datapath import choose
 from lowprec.perf.datapath_cost import constants, format_cost, gates, structural_cost
 from lowprec.perf.pieces import PIECES
 from lowprec.perf.published import predict
 from lowprec.perf.silicon import swap
-from lowprec.spec import list_datapaths, load_datapath, load_format
+from lowprec.spec import (
+    BlockFormat,
+    FloatFormat,
+    list_datapaths,
+    load_datapath,
+    load_format,
+    load_quantizer,
+)
+from lowprec.spec.default_datapath import default_datapath
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 POINTS = BENCHMARKS / "datapath_costs.csv"
@@ -54,9 +63,11 @@ def test_every_price_is_positive_or_nothing() -> None:
 
 
 def test_codebooks_cost_what_they_are_looked_up_as_and_a_table() -> None:
-    ternary, e2m1 = (format_cost(load_format(n)) for n in ("ternary", "float4_e2m1fn"))
-    assert 0.9 * e2m1.gates < ternary.gates < e2m1.gates
+    e2m1, e3m0 = (format_cost(load_format(n)) for n in ("float4_e2m1fn", "float4_e3m0"))
+    assert format_cost(load_format("ternary")).gates < e3m0.gates < e2m1.gates
     assert format_cost(load_format("lns8")).gates > 20 * e2m1.gates
+    # Only the bits that its values need of a float64's significand.
+    assert format_cost(load_format("takum8")).gates < 3 * e2m1.gates
 
 
 def test_what_blocks_share_costs_something() -> None:
@@ -117,3 +128,41 @@ def test_another_datapath_in_the_same_area() -> None:
     assert len(beside.datapaths) == len(b200.datapaths) + 1
     with pytest.raises(LowprecError, match="unknown datapath 'mxf4'"):
         swap(b200, "mxf4", old, new)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["mx9/floor", "hif4/amax", "uint4_zp_g32_float16/minmax", "gguf_q4_k/minmax", "gguf_q6_k/amax",
+     "mxfp4_plus/floor", "vsquant_int4_s4/amax"],
+)  # fmt: skip
+def test_a_unit_for_what_blocks_share_runs_the_format(text: str) -> None:
+    quantizer = load_quantizer(text)
+    fmt = quantizer.format
+    assert isinstance(fmt, BlockFormat)
+    b200, old = machine("b200"), load_datapath("blackwell_mxf8")
+    found = swap(b200, "mxf8f6f4", old, default_datapath(fmt), shared=fmt)
+    before = next(p for p in b200.datapaths if p.name == "mxf8f6f4").rate.value
+    assert found.passes == (4 if fmt.offset else 1)
+    assert found.rate == pytest.approx(before * found.lanes * found.clock / found.passes)
+    work = load_workload("llama-3.1-8b").at(batch=64)
+    recipe = f"*: weight={text} activation={text}"
+    estimates = [estimate(work, recipe, each, level="bound") for each in (b200, found.machine)]
+    reasons = [{t.reason for t in each.terms if t.kind == "matmul"} for each in estimates]
+    assert any("converted to bfloat16" in reason for reason in reasons[0])
+    assert f"{found.datapath.name} multiplies {fmt.name} by {fmt.name}" in reasons[1]
+    assert Machine.model_validate_json(found.machine.model_dump_json()) == found.machine
+
+
+def test_such_a_unit_takes_nothing_else() -> None:
+    fmt, bf16 = load_format("mx9"), load_format("bfloat16")
+    assert isinstance(fmt, BlockFormat)
+    unit = swap(
+        machine("b200"), "mxf8f6f4", load_datapath("blackwell_mxf8"), default_datapath(fmt),
+        shared=fmt, keep=True,
+    ).machine  # fmt: skip
+    assert isinstance(bf16, FloatFormat)
+    choice = choose(unit.datapaths, fmt, bf16, bf16, "b200")
+    assert not choice.native
+    assert choice.reason.startswith("for_mx9 multiplies mx9 by itself only")
+    choice = choose(machine("b200").datapaths, fmt, fmt, bf16, "b200")
+    assert choice.reason.startswith("no datapath reads mx9 with its inner scales")

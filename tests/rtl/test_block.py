@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from lowprec.exact.dot import dot as exact_dot
 from lowprec.exact.values import exact
 from lowprec.kernels import quantize
 from lowprec.rtl import Unit, format_unit, simulate
-from lowprec.spec import BlockFormat, load_format, load_quantizer
+from lowprec.spec import BlockFormat, IntFormat, load_format, load_quantizer
 from lowprec.spec.default_datapath import default_datapath, goes_beyond_scales
 from tests.rtl.tools import needs_yosys
 from tests.rtl.vectors import (
@@ -102,5 +104,48 @@ def test_plain_formats_share_nothing_more() -> None:
 def test_lanes_are_parts_of_blocks() -> None:
     with pytest.raises(LowprecError, match="3 lanes; expected whole parts of 2"):
         _ = format_unit("mx9", 3).ports
-    with pytest.raises(LowprecError, match="blocks have 16 elements"):
-        default_datapath(load_format("mx9"), lanes=12)
+    assert default_datapath(load_format("mx9"), lanes=12).step == 8
+
+
+def shared(**parts: Any) -> BlockFormat:
+    given = {"name": "odd", "scale": load_format("float8_e4m3fn"), **parts}
+    return BlockFormat(**given)
+
+
+ODD = {
+    "blocks of 7": (shared(element=load_format("int4"), block=(7,)), 14, 7),
+    "blocks of 5 times 5": (shared(element=load_format("float4_e2m1fn"), block=(25,)), 16, None),
+    "inner scales of 3": (
+        shared(
+            element=load_format("int3"),
+            block=(12,),
+            inner=({"scale": load_format("mx9").inner[0].scale, "block": (3,)},),  # type: ignore[union-attr]
+        ),
+        12,
+        12,
+    ),
+    "an unsigned zero point of signed elements": (
+        shared(
+            element=IntFormat(name="int5", kind="int", bits=5),
+            zero_point=IntFormat(name="uint5", kind="int", bits=5, signed=False),
+            block=(24,),
+        ),
+        12,
+        12,
+    ),
+    "offsets": (
+        shared(element=load_format("uint2"), offset=load_format("float8_e4m3fn"), block=(10,)),
+        10,
+        10,
+    ),
+}
+
+
+@needs_yosys
+@pytest.mark.parametrize("case", ODD)
+def test_blocks_that_nobody_has_built(case: str) -> None:
+    fmt, step, group = ODD[case]
+    path = default_datapath(fmt)
+    assert path.scaling is not None
+    assert (path.step, path.scaling.group) == (step, group)
+    check(format_unit(fmt, 3 if fmt.inner else 2), 1000)

@@ -283,7 +283,8 @@ def check(unit: Unit, cases: int, seed: int = 0, oracle: int = 24) -> None:
     values beyond float32, which the kernels do not take, of ten times as many."""
     given = vectors(unit, cases, seed)
     d = simulate(unit, given)["d"]
-    if all(fmt.bits <= 32 for fmt in unit.carriers):
+    scales = unit.datapath.scaling.formats if unit.datapath.scaling else ()
+    if all(fmt.bits <= 32 for fmt in (*unit.carriers, *scales)):
         assert mismatches(unit, d, kernel_answers(unit, given)).tolist() == []
     else:
         oracle *= 10
