@@ -6,14 +6,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
 from types import SimpleNamespace
 
 from amaranth.hdl import C, Cat, Module, Mux, Shape, Signal, Value
 
 from lowprec.exact.scale import ONTO_SCALE, factors, largest_value
 from lowprec.exact.values import code_of
-from lowprec.rtl.block_range import Range, block_range, offset, zero_point
+from lowprec.rtl.block_numbers import BlockNumbers
+from lowprec.rtl.block_range import offset, zero_point
 from lowprec.rtl.part import Part, Ports
 from lowprec.rtl.power import inner_scales, power_scale
 from lowprec.rtl.project import projected
@@ -29,7 +29,6 @@ from lowprec.rtl.real import (
     product,
     quotient,
     rounded,
-    unpacked,
 )
 from lowprec.rtl.scales import (
     decoded,
@@ -37,7 +36,6 @@ from lowprec.rtl.scales import (
     has_sign,
     is_power_of_two,
     lane_ports,
-    largest_of,
     precision_of,
     row,
     times,
@@ -157,7 +155,7 @@ class Scaler(Part):
     def build(self, m: Module, i: SimpleNamespace) -> Mapping[str, Value]:
         fmt = self.format
         outer = decoded(m, i.outer, fmt.outer.scale, "outer") if fmt.outer else None
-        block = _Block(m, self, i.x)
+        block = BlockNumbers(m, i.x, self.source, self.quantizer, self.parts)
         if self.own:
             code, scale = self._scale(m, block, outer, i)
             bad = block.bad
@@ -181,7 +179,7 @@ class Scaler(Part):
         return found | {k: Mux(bad, 0, v) for k, v in inner.items()}
 
     def _scale(
-        self, m: Module, block: _Block, outer: Real | None, i: SimpleNamespace
+        self, m: Module, block: BlockNumbers, outer: Real | None, i: SimpleNamespace
     ) -> tuple[Value, Real]:
         """The code of s and its value."""
         fmt, rule = self.format.scale, self.quantizer.rule
@@ -197,7 +195,9 @@ class Scaler(Part):
         code = named(m, code, "code", fmt.bits)
         return code, decoded(m, code, fmt, "scale")
 
-    def _ratio(self, m: Module, block: _Block, outer: Real | None, i: SimpleNamespace) -> Value:
+    def _ratio(
+        self, m: Module, block: BlockNumbers, outer: Real | None, i: SimpleNamespace
+    ) -> Value:
         """The magnitude that is projected onto the scale's format, in float32."""
         rule, element = self.quantizer.rule, self.format.element
         number, by = block.largest, constant(largest_value(self.quantizer))
@@ -228,7 +228,7 @@ class Scaler(Part):
         return replace(constant(Fraction(1)), exp=exp, sig=sig)
 
     def _more(
-        self, m: Module, block: _Block, scale: Real, bad: Value, i: SimpleNamespace
+        self, m: Module, block: BlockNumbers, scale: Real, bad: Value, i: SimpleNamespace
     ) -> dict[str, Value]:
         """Zero point, offset or outlier."""
         fmt = self.format
@@ -251,56 +251,3 @@ class Scaler(Part):
         reached = (exp > least.exp) | (exp == least.exp) & (sig >= least.sig)
         there = reached & ~a.zero & ~scale.zero & ~bad
         return {"outliers": Mux(there, block.first, (1 << fmt.outlier.index_bits) - 1)}
-
-
-class _Block:
-    """Largest and smallest of a block's numbers, each found where it is asked for."""
-
-    def __init__(self, m: Module, scaler: Scaler, x: Value) -> None:
-        self.m, self.scaler = m, scaler
-        width = scaler.source.bits
-        self.lanes = [x[k * width : (k + 1) * width] for k in range(scaler.lanes)]
-
-    def real(self, magnitude: Value, name: str) -> Real:
-        return unpacked(self.m, Cat(magnitude, C(0, 1)), self.scaler.source, name)
-
-    @cached_property
-    def maxima(self) -> list[Value]:
-        """The code of the largest magnitude of every part of the block."""
-        size = self.scaler.lanes // self.scaler.parts
-        magnitudes = [x[:-1] for x in self.lanes]
-        return [
-            largest_of(self.m, magnitudes[k * size : (k + 1) * size], f"part{k}")
-            for k in range(self.scaler.parts)
-        ]
-
-    @cached_property
-    def _largest(self) -> Value:
-        return named(self.m, largest_of(self.m, self.maxima, "block"), "largest")
-
-    @cached_property
-    def largest(self) -> Real:
-        return self.real(self._largest, "block")
-
-    @cached_property
-    def range(self) -> Range:
-        return block_range(self.m, self.lanes, self.scaler.source, self.scaler.format)
-
-    @property
-    def bad(self) -> Value:
-        """Whether a number is NaN or Inf."""
-        if self.scaler.quantizer.rule == "minmax":
-            return self.range.special
-        return self.largest.inf | self.largest.nan
-
-    @cached_property
-    def first(self) -> Value:
-        """The place of the first number of the largest magnitude."""
-        place: Value = C(0, (len(self.lanes) - 1).bit_length())
-        for k in reversed(range(len(self.lanes))):
-            place = Mux(self.lanes[k][:-1] == self._largest, k, place)
-        return named(self.m, place, "first")
-
-    @property
-    def first_sign(self) -> Value:
-        return Cat(x[-1] for x in self.lanes).bit_select(self.first, 1)
