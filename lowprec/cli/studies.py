@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lowprec.cli.app import Json, Ray, Threads, Workers
+
+if TYPE_CHECKING:
+    from lowprec.report.data import Report
 
 app = typer.Typer()
 
@@ -37,11 +40,15 @@ def study(
     result = run(file, out, for_terminal(), model, Executor(workers, threads, ray))
     found = rows(result.report)
     failed = [{"what": f.what, "error": f.error} for f in result.failed]
+    tasks = list(result.report.tasks)
     if as_json:
         shown = dict(zip(("model", "machine", "workload"), result.report.shown or (), strict=False))
-        print_json({"rows": found, "shown": shown, "report": str(result.page), "failed": failed})
+        data = {"rows": found, "tasks": tasks, "shown": shown, "report": str(result.page)}
+        print_json(data | {"failed": failed})
     else:
         _study_table(found, result.report.shown)
+        if tasks:
+            _task_table(result.report)
         print(f"{len(result.cells)} cells, {result.computed} of them new")
         for each in failed:
             print(f"failed: {each['what']}: {each['error']}")
@@ -72,6 +79,19 @@ def _study_table(rows: list[dict[str, Any]], shown: tuple[str, str, str] | None)
         print("p, Holm and q, BH: that ΔNLL is 0, corrected for the number of recipes")
     if shown:
         print(f"tokens/s per chip: modelled for {shown[0]}, {shown[2]}")
+
+
+def _task_table(report: Report) -> None:
+    from lowprec.report.outcomes import task_rows
+    from lowprec.report.text import show_rows
+
+    shown = ("Recipe", "Task", "Score of", "Score", "Unquantized", "Change", "Items", "Lost",
+             "Gained", "p, Holm", "q, BH")  # fmt: skip
+    lines = ({key: row[key] for key in shown} for row in task_rows(report))
+    show_rows(
+        [{k: v["text"] if isinstance(v, dict) else v for k, v in line.items()} for line in lines],
+        as_json=False,
+    )
 
 
 def _interval(metric: dict[str, Any], form: str) -> str:

@@ -29,6 +29,8 @@ COMPARED = ("dnll", "kl", "top1")
 FACTOR = 1.29
 # What a line before a run speaks of: KL of linear layers in 8 and in 4 bits, of the same records.
 TYPICAL = {"8 bits": 0.03, "4 bits": 0.4}
+# Answers that turn right or wrong under recipes of so many bits: docs/evaluation.md.
+FLIPS = {"8 bits": 0.05, "4 bits": 0.2}
 
 
 def spread(kl: float) -> float:
@@ -64,6 +66,21 @@ def announcement(tokens: int, clusters: int) -> str:
         f"{tokens:,} tokens in {clusters} clusters tell perplexities apart that differ by "
         f"{' or '.join(parts)}, four times out of five"
     )
+
+
+def announcement_of_items(items: Mapping[str, int]) -> str:
+    """What so many items of each task will be able to tell, in a line. The change of a share of
+    right answers has the variance of the share that flips, per item."""
+    told = (
+        f"{count:,} items of {task} tell accuracies apart that differ by "
+        + " or ".join(
+            f"{100 * DISTANCE * math.sqrt(share / count):.2g} points ({name}, "
+            f"{share:.0%} of the answers flip)"
+            for name, share in FLIPS.items()
+        )
+        for task, count in items.items()
+    )
+    return f"{'; '.join(told)}; four times out of five"
 
 
 def sums_by_cluster(scores: TokenScores, clusters: np.ndarray) -> dict[str, list[float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +34,11 @@ class TaskScores:
     scores: dict[str, dict[str, float]]
     items: dict[str, dict[str, list[Any]]]
     documents: dict[str, list[str]]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Documents by task."""
+        return {task: len(hashes) for task, hashes in self.documents.items()}
 
 
 def prepare(tasks: Sequence[str], say: Say = to_stderr) -> Tasks:
@@ -98,6 +104,14 @@ def run_tasks(
     return collected(result)
 
 
+def check_tasks(tasks: Tasks, tokenizer: Any) -> None:
+    """LowprecError where lm-eval is not installed, does not know one of them, or would find no
+    token to put in front of a text."""
+    if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
+        raise LowprecError("tasks: lm-eval needs a tokenizer with a BOS or an EOS token")
+    _manager(tasks)
+
+
 def collected(result: dict[str, Any]) -> TaskScores:
     """The scores and per-document values in what lm-eval answers."""
     scores = {
@@ -111,6 +125,8 @@ def collected(result: dict[str, Any]) -> TaskScores:
     items: dict[str, dict[str, list[Any]]] = {}
     documents: dict[str, list[str]] = {}
     for task, samples in result["samples"].items():
+        if any(_holds_nan(sample["resps"]) for sample in samples):
+            raise LowprecError(f"tasks: {task}: the model's logits are not finite")
         columns = items.setdefault(task, {})
         # A sample for every filter of every document.
         first = samples[0]["filter"] if samples else None
@@ -120,6 +136,14 @@ def collected(result: dict[str, Any]) -> TaskScores:
                 key = f"{metric},{sample['filter']}"
                 columns.setdefault(key, []).append(_plain(sample[metric]))
     return TaskScores(scores, items, documents)
+
+
+def _holds_nan(answers: Any) -> bool:
+    """Of an item's answers, nested lists of (log-likelihood, ...) or text. lm-eval takes the first
+    choice for the likeliest of several that are NaN, and counts it as any other answer."""
+    if isinstance(answers, list | tuple):
+        return any(_holds_nan(answer) for answer in answers)
+    return isinstance(answers, float) and math.isnan(answers)
 
 
 def _plain(value: Any) -> Any:

@@ -92,6 +92,8 @@ def sqnr_db(x: Tensor, quantized: Tensor) -> float:
 def _decibels(signal: float, noise: float) -> float:
     if noise == 0:
         return math.inf
+    if not math.isfinite(noise):
+        return math.nan
     return 10 * math.log10(signal / noise) if signal else -math.inf
 
 

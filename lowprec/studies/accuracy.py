@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.metadata import version
@@ -167,14 +168,20 @@ class Bench:
                 watched.coverage, watched.errors = coverage(model.model, tokens=length), errors
             with self.progress.task(named.name) as update:
                 return score_windows(model, self.windows, self.baseline, update)
-        model, baseline = self.loaded.model, self.baseline
+        baseline = self.baseline
+        with self.wrapped(recipe, named.name), self.progress.task(named.name) as update:
+            return score_windows(watched, self.windows, baseline, update)
+
+    @contextmanager
+    def wrapped(self, recipe: Recipe, name: str) -> Iterator[Any]:
+        """The model under a recipe, calibrated where that needs it; as before when this ends."""
+        model = self.loaded.model
         torch.manual_seed(self.seed)
         try:
             wrapped = wrap(model, recipe)
             if recipe.needs_calibration:
-                self._calibrate(wrapped, named.name)
-            with self.progress.task(named.name) as update:
-                return score_windows(watched, self.windows, baseline, update)
+                self._calibrate(wrapped, name)
+            yield wrapped
         finally:
             unwrap(model)
 

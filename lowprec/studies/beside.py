@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from lowprec.studies.store import parse
 TASKS, TRAINING = "tasks", "training"
 
 
-def found_beside(folder: Path, names: Mapping[str, str]) -> dict[str, Any]:
+def found_beside(
+    folder: Path, names: Mapping[str, str], answers: Iterable[Record] = ()
+) -> dict[str, Any]:
     """Fields of `report.data.Report`: what `lowprec sensitivity` and `search` wrote into `folder`,
     the records of ``lowprec eval --tasks`` in its ``tasks``, and the runs of ``evals/pretrain.py``
-    in its ``training``. names: of recipes, by how they are spelled. LowprecError for a file there
-    that is no such record."""
+    in its ``training``. names: of recipes, by how they are spelled; answers: the study's own task
+    records. LowprecError for a file there that is no such record."""
     found: dict[str, Any] = {}
     for key, name, part in (
         ("sensitivity", "sensitivity.json", "rows"),
@@ -30,8 +33,8 @@ def found_beside(folder: Path, names: Mapping[str, str]) -> dict[str, Any]:
             found[key] = tuple(json.loads((folder / name).read_text())[part])
         except (OSError, ValueError, KeyError):
             continue
-    if paths := sorted((folder / TASKS).glob("*.json")):
-        found["tasks"] = _tasks([_record(path) for path in paths], names)
+    paths = sorted((folder / TASKS).glob("*.json"))
+    found["tasks"] = _tasks(chain(answers, map(_record, paths)), names)
     return found | _training(folder / TRAINING)
 
 
@@ -45,7 +48,7 @@ def _record(path: Path) -> Record:
     return record
 
 
-def _tasks(records: list[Record], names: Mapping[str, str]) -> tuple[dict[str, Any], ...]:
+def _tasks(records: Iterable[Record], names: Mapping[str, str]) -> tuple[dict[str, Any], ...]:
     """A row per record, task and score; McNemar's p-values are corrected for all rows that have
     one, since that is how many chances there were to find something."""
     from lowprec.eval.significance import benjamini_hochberg, holm

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lowprec.errors import LowprecError
 from lowprec.report.progress import Progress
@@ -49,6 +49,21 @@ class Executor:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise LowprecError(f"{name}: expected 1 or more, got {value}")
+
+    @contextmanager
+    def sized(self, model: Any) -> Iterator[tuple[int, int]]:
+        """Workers and threads; this process has as many threads as a worker meanwhile, so that
+        what it computes itself has the same bits wherever it is computed."""
+        import torch
+
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        workers, threads = sizes(size, self.workers, self.threads)
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            yield workers, threads
+        finally:
+            torch.set_num_threads(before)
 
 
 @dataclass
@@ -96,7 +111,8 @@ class Cells:
     def _outcomes(self, todo: Sequence[NamedRecipe], title: str) -> Iterator[tuple[int, Outcome]]:
         if not todo:
             return
-        with self._threads() as (workers, threads):
+        with self.executor.sized(self.bench.loaded.model) as (workers, threads):
+            self.bench.progress.say(self.bench.announcement)
             _ = self.bench.baseline
             if self.executor.ray is None and min(workers, len(todo)) == 1:
                 yield from ((i, attempt(self.bench, named)) for i, named in enumerate(todo))
@@ -118,23 +134,6 @@ class Cells:
         from lowprec.studies.executor.local import LocalPool
 
         return LocalPool(setup, workers)
-
-    @contextmanager
-    def _threads(self) -> Iterator[tuple[int, int]]:
-        """Workers and threads; this process has as many threads as a worker meanwhile, so that
-        the unquantized model's answers have the same bits wherever they are computed."""
-        import torch
-
-        model = self.bench.loaded.model
-        size = sum(p.numel() * p.element_size() for p in model.parameters())
-        asked = self.executor
-        workers, threads = sizes(size, asked.workers, asked.threads)
-        before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            yield workers, threads
-        finally:
-            torch.set_num_threads(before)
 
 
 def light(record: Record) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import Any
 
 EMULATION = """Every quantized operand is put on the values of its format exactly as the recipe
@@ -15,6 +16,11 @@ paired difference on the same tokens. Standard errors are cluster-robust over do
 windows in a text of one document) and the intervals are 95 % of Student's t; the records hold those
 of a bootstrap over the clusters too. They speak of the choice of tokens, not of other models or
 other kinds of text."""
+
+TASKS = """The same model answers through lm-evaluation-harness, whose scores these are, with each
+recipe and without. Intervals are 95 % of Student's t over items, those of changes over paired
+differences; p is McNemar's exact test on the items whose answer changed. A recipe with random bits
+runs once."""
 
 ROOFLINE = """A roofline of every operation recorded from the model, at datasheet rates and
 bandwidths, with scales counted in the bytes. It is a bound: measured speed is lower, and how much
@@ -34,6 +40,14 @@ def accuracy_lines(
         ("Emulation", _line(EMULATION.format(calibration=asked.calibration))),
         ("Statistics", _line(STATISTICS)),
     ]
+
+
+def task_lines(asked: Any) -> list[tuple[str, str]]:
+    """(what, how) of the task records' numbers; `asked` is the study's TaskList."""
+    items = "all items" if asked.items is None else f"the first {asked.items} items"
+    shots = "" if asked.shots is None else f" behind {asked.shots} examples"
+    names = ", ".join(PurePath(name).stem for name in asked.names)
+    return [("Tasks", f"{_line(TASKS)} {names}: {items} of each{shots}.")]
 
 
 def throughput_lines(calibration: str, notes: Iterable[str]) -> list[tuple[str, str]]:

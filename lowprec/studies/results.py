@@ -47,6 +47,7 @@ def _names(folder: Path) -> dict[str, str]:
     except (OSError, ValueError, KeyError):
         return {}
     found = {cell: name for name, cell in cells["accuracy"].items()}
+    found |= {cell: name for name, cell in cells.get("tasks", {}).items()}
     return found | {cell: recipe for _, _, recipe, cell in cells["throughput"]}
 
 
@@ -62,7 +63,11 @@ def _rows(record: Record, names: dict[str, str]) -> list[Row]:
 
 
 def _about(kind: str, subject: dict[str, Any], name: str | None) -> Row:
-    on = subject.get("machine") or subject.get("text") or {}
+    on = (
+        subject.get("machine")
+        or subject.get("text")
+        or {"name": ", ".join(subject.get("tasks", ()))}
+    )
     model = subject.get("model") or {}
     recipe = name or str(subject.get("recipe", ""))
     return {"kind": kind, "recipe": recipe, "model": model.get("name", ""),

@@ -17,7 +17,7 @@ from lowprec.report.progress import Progress, SilentProgress
 from lowprec.spec.base import digest
 from lowprec.spec.record import Record
 from lowprec.studies.beside import found_beside
-from lowprec.studies.cells import Cells, Executor, keep, read
+from lowprec.studies.cells import Cell, Cells, Executor, keep, read
 from lowprec.studies.executor.cell import Outcome, failed
 from lowprec.studies.shapes import Shape, load_shape
 from lowprec.studies.store import Failure, Store, dump, write_atomically
@@ -27,6 +27,7 @@ from lowprec.studies.throughput import jobs, load_machines, price, subject, trac
 
 if TYPE_CHECKING:
     from lowprec.studies.accuracy import Bench
+    from lowprec.studies.task_cells import TaskCells
 
 
 @dataclass(frozen=True)
@@ -98,16 +99,21 @@ class _Run:
     def all(self) -> StudyResult:
         machines, bench = load_machines(self.plan, self.where), self._bench()
         shapes = self._shapes(bench)
+        tasks = self._task_cells(bench)  # found, or not, before anything is computed
         accuracy = self._accuracy(bench) if bench else []
+        asked = self._tasks(tasks) if tasks else []
         priced = self._throughput(shapes, machines)
         result = build_report(self.plan, accuracy, priced, machines, self.failed)
         names = {named.recipe.spell(): named.name for named in self.plan.recipes}
-        beside: dict[str, Any] = found_beside(self.store.folder, names)
+        answers = tasks.records(asked) if tasks else ()
+        beside: dict[str, Any] = found_beside(self.store.folder, names, answers)
         result = replace(result, **beside)
-        write_atomically(self.store.folder / "study.json", manifest(self.plan, accuracy, priced))
+        text = manifest(self.plan, accuracy, priced, [cell.name for cell in asked])
+        write_atomically(self.store.folder / "study.json", text)
         with self.progress.task("report"):
             path = page.write(result, self.store.folder)
-        cells = (*(r.name for r in accuracy if r), *(p.record.name for p in priced))
+        measured = (*(r.name for r in accuracy if r), *(c.name for c in asked if not c.error))
+        cells = (*measured, *(p.record.name for p in priced))
         corrupt, failed = tuple(self.store.corrupt), tuple(self.failed)
         return StudyResult(
             self.plan, self.store.folder, cells, result, path, self.computed, corrupt, failed
@@ -141,6 +147,23 @@ class _Run:
             if cell.error:
                 self._failed(named.name, cell.error)
         return [cells.record(cell) for cell in found]
+
+    def _task_cells(self, bench: Bench | None) -> TaskCells | None:
+        if bench is None or self.plan.tasks is None:
+            return None
+        from lowprec.studies.task_cells import TaskCells
+
+        cells = TaskCells(bench, self.plan.tasks, self.executor)
+        _ = cells.tasks
+        return cells
+
+    def _tasks(self, cells: TaskCells) -> list[Cell]:
+        found = cells.measure(self.plan.recipes)
+        self.computed += cells.computed
+        for named, cell in zip(self.plan.recipes, found, strict=True):
+            if cell.error:
+                self._failed(f"{named.name}, tasks", cell.error)
+        return found
 
     def _failed(self, what: str, error: str) -> None:
         self.failed.append(Failed(what, error))

@@ -62,6 +62,26 @@ class Accuracy(Spec):
         )
 
 
+class TaskList(Spec):
+    """What the model of [accuracy] is asked besides, with each recipe and without, through
+    lm-evaluation-harness: the first `items` of each task, all that there are without a number.
+
+    names: as `lowprec.eval.tasks.prepare` takes them. shots: examples in front of each item, as
+    many as the task says without a number. batch: sequences at a time; above 1 they are padded,
+    which changes scales that are taken over a whole activation.
+    """
+
+    names: Annotated[tuple[Name, ...], Field(min_length=1)]
+    items: Size | None = None
+    shots: Annotated[int, Field(ge=0, le=1000)] | None = None
+    batch: Size = 1
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """For `lowprec.eval.tasks.run_tasks`."""
+        return {"limit": self.items, "shots": self.shots, "batch": self.batch}
+
+
 class WorkloadGrid(Spec):
     """Forward passes of `tokens` new tokens per sequence behind `context` cached ones, one for
     each of the batch sizes in `batch`."""
@@ -97,23 +117,27 @@ class NamedRecipe(Spec):
 
 
 class Study(Spec):
-    """A grid: every recipe on [accuracy], and every recipe, model, machine and workload of
-    [throughput]. At least one of the two."""
+    """A grid: every recipe on [accuracy] and its [tasks], and every recipe, model, machine and
+    workload of [throughput]. At least one of [accuracy] and [throughput]."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=80)]
     title: str = ""
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
     recipes: Annotated[tuple[NamedRecipe, ...], Field(min_length=1)]
     accuracy: Accuracy | None = None
+    tasks: TaskList | None = None
     throughput: Throughput | None = None
 
     @model_validator(mode="after")
     def _possible(self) -> Study:
         if self.accuracy is None and self.throughput is None:
             raise ValueError("a study needs [accuracy] or [throughput]")
+        if self.tasks is not None and (self.accuracy is None or self.accuracy.stream):
+            raise ValueError("[tasks] needs [accuracy], whose model is asked, without stream")
         tables = self.throughput
         for key, values in (
             ("recipes", [r.name for r in self.recipes]),
+            ("tasks.names", list(self.tasks.names) if self.tasks else []),
             ("throughput.models", list(tables.models) if tables else []),
             ("throughput.machines", list(tables.machines) if tables else []),
         ):
@@ -132,7 +156,10 @@ def load_study(path: str | Path) -> Study:
     path = Path(path)
     data = read_toml(path)
     # Table by table, so that an error has the nearest key of its own table.
-    for key, cls in (("accuracy", Accuracy), ("throughput", Throughput)):
+    tables: dict[str, type[Spec]] = {
+        "accuracy": Accuracy, "tasks": TaskList, "throughput": Throughput
+    }  # fmt: skip
+    for key, cls in tables.items():
         if isinstance(data.get(key), dict):
             data[key] = _table(cls, data[key], f"{path}: {key}")
     if isinstance(data.get("recipes"), list):
@@ -172,6 +199,9 @@ def _anchored(study: Study, folder: Path) -> dict[str, Any]:
         changed["accuracy"] = a.model_copy(
             update={"model": _path(a.model, folder), "text": _path(a.text, folder)}
         )
+    if study.tasks:
+        names = _paths(study.tasks.names, folder)
+        changed["tasks"] = study.tasks.model_copy(update={"names": names})
     if study.throughput:
         t = study.throughput
         changed["throughput"] = t.model_copy(

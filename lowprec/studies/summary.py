@@ -12,7 +12,7 @@ from lowprec.report.data import Candidate, Failed, Price, Report, Source
 from lowprec.spec.base import Spec
 from lowprec.spec.record import Record
 from lowprec.studies.pareto import pareto
-from lowprec.studies.protocol import accuracy_lines, throughput_lines
+from lowprec.studies.protocol import accuracy_lines, task_lines, throughput_lines
 from lowprec.studies.study import Study
 
 
@@ -162,6 +162,8 @@ def _protocol(
     first = next(filter(None, accuracy), None)
     if first is not None:
         lines += accuracy_lines(plan.accuracy, first.subject, first.details)
+    if plan.tasks is not None:
+        lines += task_lines(plan.tasks)
     if priced:
         notes = [n for p in priced for line in p.record.details["workloads"] for n in line["notes"]]
         lines += throughput_lines(priced[0].record.details["calibration"], notes)
@@ -200,10 +202,17 @@ def _named(plan: Study, accuracy: Sequence[Record | None]) -> dict[str, str]:
     return {named.name: record.name for named, record in pairs if record is not None}
 
 
-def manifest(plan: Study, accuracy: Sequence[Record | None], priced: Sequence[Priced]) -> str:
-    """study.json: the study in full and the names of its cells, by what they are called."""
+def manifest(
+    plan: Study,
+    accuracy: Sequence[Record | None],
+    priced: Sequence[Priced],
+    tasks: Sequence[str] = (),
+) -> str:
+    """study.json: the study in full and the names of its cells, by what they are called. tasks:
+    those of the task cells, by recipe."""
     cells = {
         "accuracy": _named(plan, accuracy),
+        "tasks": {named.name: cell for named, cell in zip(plan.recipes, tasks, strict=False)},
         "throughput": [[p.model, p.machine, p.recipe, p.record.name] for p in priced],
     }
     return json.dumps({"study": plan.to_json(), "cells": cells}, indent=1, sort_keys=True) + "\n"

@@ -11,8 +11,9 @@ import numpy as np
 
 from lowprec.errors import LowprecError
 from lowprec.eval import LoadedModel, load_model
+from lowprec.eval.power import announcement_of_items
 from lowprec.eval.significance import mcnemar
-from lowprec.eval.tasks import Tasks, TaskScores, prepare, run_tasks
+from lowprec.eval.tasks import Tasks, TaskScores, check_tasks, prepare, run_tasks
 from lowprec.nn import unwrap, wrap
 from lowprec.nn.wrap import check
 from lowprec.report.progress import Progress
@@ -36,41 +37,44 @@ def evaluate_tasks(
     """Scores of `model` under `recipe` and without it on the first `limit` items of each task, and
     their paired differences; see `lowprec.eval.tasks`."""
     loaded, ready = load_model(model, say=progress.say), prepare(tasks, progress.say)
+    check_tasks(ready, loaded.tokenizer)
     if recipe.needs_calibration:
         raise LowprecError(f"{recipe.name}: tasks have no text to calibrate on")
     check(loaded.model, recipe, "recipe")
     options = {"limit": limit, "shots": shots, "batch": batch}
     with progress.task("unquantized model"):
         base = run_tasks(loaded.model, loaded.tokenizer, ready, **options)
+    progress.say(announcement_of_items(base.counts))
     try:
         wrapped = wrap(loaded.model, recipe)
         with progress.task(recipe.name):
             other = run_tasks(wrapped, loaded.tokenizer, ready, **options)
     finally:
         unwrap(loaded.model)
-    return _record(loaded, recipe, ready, options, base, other)
+    return record_of(task_subject(loaded, recipe, ready, options), base, other)
 
 
-def _record(
-    loaded: LoadedModel,
-    recipe: Recipe,
-    tasks: Tasks,
-    options: dict[str, Any],
-    base: TaskScores,
-    other: TaskScores,
-) -> Record:
+def task_subject(
+    loaded: LoadedModel, recipe: Recipe, tasks: Tasks, options: dict[str, Any]
+) -> dict[str, Any]:
+    """All that determines a task cell of a recipe that needs no calibration; see `Record`."""
+    return {
+        "model": {"name": loaded.name, "digest": loaded.digest},
+        "recipe": recipe.spell(),
+        "formats": format_digests(recipe),
+        "tasks": {name: tasks.data.get(name) for name in tasks.names},
+        "protocol": options,
+        "code": code_digest(ACCURACY),
+    }
+
+
+def record_of(subject: dict[str, Any], base: TaskScores, other: TaskScores) -> Record:
+    """The record of a run under a recipe, `other`, paired with the unquantized model's, `base`."""
     if base.documents != other.documents:
         raise LowprecError("tasks: the two runs saw different items")
     return Record(
         kind="tasks",
-        subject={
-            "model": {"name": loaded.name, "digest": loaded.digest},
-            "recipe": recipe.spell(),
-            "formats": format_digests(recipe),
-            "tasks": {name: tasks.data.get(name) for name in tasks.names},
-            "protocol": options,
-            "code": code_digest(ACCURACY),
-        },
+        subject=subject,
         metrics=_metrics(base, other),
         details={
             "pairs": _pairs(base, other),

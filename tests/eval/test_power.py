@@ -12,6 +12,7 @@ import pytest
 from lowprec.errors import LowprecError
 from lowprec.eval import power, statistics
 from lowprec.eval.metrics import TokenScores
+from lowprec.eval.significance import mcnemar
 from lowprec.spec.load import data_dir
 from lowprec.spec.record import Record
 
@@ -46,6 +47,21 @@ def test_the_announcement() -> None:
         "8,192 tokens in 40 clusters tell perplexities apart that differ by 0.98 %"
     )
     assert line.endswith("four times out of five")
+
+
+def test_what_items_tell_is_what_mcnemar_finds() -> None:
+    """Four times out of five, of a difference as large as the announcement's."""
+    line = power.announcement_of_items({"piqa": 500})
+    assert "500 items of piqa tell accuracies apart that differ by 2.8 points (8 bits" in line
+    items, flips = 2000, power.FLIPS["4 bits"]
+    lost = (flips + power.DISTANCE * (flips / items) ** 0.5) / 2
+    draw = np.random.default_rng(0)
+    found = 0
+    for _ in range(400):
+        change = draw.choice([-1, 1, 0], size=items, p=[lost, flips - lost, 1 - flips])
+        before, after = change < 0, change > 0
+        found += mcnemar(before.astype(float), after.astype(float)).p < 0.05  # type: ignore[arg-type]
+    assert 0.74 < found / 400 < 0.86
 
 
 def record(seed: int, shift: float = 0.0, **changed: Any) -> tuple[Record, np.ndarray, np.ndarray]:

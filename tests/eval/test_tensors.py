@@ -25,6 +25,7 @@ def test_the_ratio_is_of_powers() -> None:
     assert sqnr_db(x, x) == math.inf
     assert sqnr_db(torch.zeros(2), torch.ones(2)) == -math.inf
     assert math.isnan(sqnr_db(x, torch.tensor([3.0, math.nan])))
+    assert math.isnan(sqnr_db(x, torch.tensor([3.0, math.inf])))
 
 
 def test_measures_by_hand() -> None:

@@ -147,7 +147,7 @@ def test_workers_give_the_same_records_though_one_is_killed(
     assert killed
     # The fifth recipe cannot be measured, and that is no reason to stop.
     assert [f.what for f in found.failed] == ["not finite"]
-    assert found.failed[0].error
+    assert found.failed[0].error == "window 0: the model's logits are not finite"
     stored = cells(tmp_path / "out")
     assert stored.items() >= cells(undisturbed.folder).items()
     (failure,) = (tmp_path / "out" / "failures").iterdir()
