@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import re
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -17,11 +15,11 @@ from lowprec.errors import LowprecError, unknown
 from lowprec.eval.fetch import Say, Wheel, fetch, read_member, to_stderr
 from lowprec.eval.hub import FileText, file_text
 from lowprec.eval.protocols import Protocol
+from lowprec.eval.text import Text
 from lowprec.spec.base import Spec
 from lowprec.spec.load import build, data_dir, read_toml
 
 MAX_TEXT_BYTES = 32 << 20
-SEPARATOR = "\n\n"
 
 
 class PackageText(Spec):
@@ -51,28 +49,6 @@ class Suite(Spec):
     title: str
     text: PackageText | FileText
     protocol: Protocol = Protocol()
-
-
-@dataclass(frozen=True)
-class Text:
-    """Documents of prose; `digest` is the SHA-256 (hex) of them all.
-
-    separator: what stands between two of them in the one file that they come from. rows: their
-    lines are the rows of the data set, which some protocols join with blank lines.
-    """
-
-    name: str
-    documents: tuple[str, ...]
-    separator: str = SEPARATOR
-    rows: bool = False
-
-    @property
-    def digest(self) -> str:
-        sha = hashlib.sha256()
-        for document in self.documents:
-            data = document.encode()
-            sha.update(len(data).to_bytes(8, "little") + data)
-        return sha.hexdigest()
 
 
 def list_suites() -> list[str]:

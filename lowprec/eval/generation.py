@@ -11,8 +11,8 @@ import torch
 
 from lowprec.errors import LowprecError
 from lowprec.eval import statistics
-from lowprec.eval.data import Text
 from lowprec.eval.protocols import Protocol, windows_of
+from lowprec.eval.text import Text
 
 Progress = Callable[[int, int], None]
 

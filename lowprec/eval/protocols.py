@@ -11,16 +11,14 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from lowprec.errors import LowprecError
+from lowprec.eval.text import Text
 from lowprec.spec.base import Spec
-
-if TYPE_CHECKING:
-    from lowprec.eval.data import Text
 
 Kind = Literal["windows", "gptq", "c4", "strided", "llama.cpp", "per-document"]
 KINDS: tuple[str, ...] = get_args(Kind)

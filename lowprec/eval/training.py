@@ -6,7 +6,7 @@ import hashlib
 import math
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +19,8 @@ from torch import Tensor
 from lowprec import __version__
 from lowprec.errors import LowprecError
 from lowprec.eval import statistics
-from lowprec.eval.data import SEPARATOR, Text
-from lowprec.eval.training_checkpoint import load_checkpoint, save_checkpoint
+from lowprec.eval.text import SEPARATOR, Text
+from lowprec.eval.training_checkpoint import Run, load_checkpoint, save_checkpoint
 from lowprec.eval.training_recipe import TrainingRecipe
 from lowprec.nn import wrap
 from lowprec.nn.training.optimizer import quantize_optimizer
@@ -99,19 +99,6 @@ class Corpus:
 def _bytes(documents: tuple[str, ...]) -> Tensor:
     data = "".join(document + SEPARATOR for document in documents).encode()
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-@dataclass
-class Run:
-    """One recipe and seed, as far as it has come. losses: nats per byte of each step's batch;
-    scores: after a number of steps, nats per byte of each held-out window."""
-
-    model: Any
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    step: int = 0
-    losses: list[float] = field(default_factory=list)
-    scores: dict[int, list[float]] = field(default_factory=dict)
 
 
 def subject(plan: Plan, recipe: TrainingRecipe, corpus: Corpus, seed: int) -> dict[str, Any]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -19,10 +20,20 @@ from lowprec.nn.training.state import load_training_state, training_state
 from lowprec.spec import Quantizer
 from lowprec.spec.record import Record
 
-if TYPE_CHECKING:
-    from lowprec.eval.training import Run
-
 _PARTS = ("codes", "scales", "outer_scale", "offset", "outer_offset", "outlier")
+
+
+@dataclass
+class Run:
+    """One recipe and seed, as far as it has come. losses: nats per byte of each step's batch;
+    scores: after a number of steps, nats per byte of each held-out window."""
+
+    model: Any
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+    scores: dict[int, list[float]] = field(default_factory=dict)
 
 
 def save_checkpoint(path: Path, run: Run, identity: Record) -> None:

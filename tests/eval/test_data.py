@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from lowprec.errors import LowprecError
-from lowprec.eval.data import Text, list_suites, load_suite, load_text
+from lowprec.eval.data import list_suites, load_suite, load_text
 from lowprec.eval.protocols import cut
+from lowprec.eval.text import Text
 from tests.eval.tiny import byte_tokenizer, write_wheel
 
 THREE = Text("three", ("abcde", "fg", "hijklmnop"))  # with blank lines: 7, 4 and 11 tokens

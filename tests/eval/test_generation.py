@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from lowprec.errors import LowprecError
-from lowprec.eval.data import Text
 from lowprec.eval.generation import agreement, continuations, prompts_of
+from lowprec.eval.text import Text
 from lowprec.nn import unwrap, wrap
 from tests.eval.tiny import byte_tokenizer, tiny_llama
 

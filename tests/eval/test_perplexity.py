@@ -14,9 +14,9 @@ import torch.nn.functional as F
 
 from lowprec.errors import LowprecError
 from lowprec.eval import cut, evaluate_windows, make_baseline
-from lowprec.eval.data import Text
 from lowprec.eval.perplexity import open_baseline, score_windows
 from lowprec.eval.protocols import Windows
+from lowprec.eval.text import Text
 from tests.eval.tiny import byte_tokenizer, tiny_llama
 
 DOCUMENTS = tuple("".join(chr(97 + (i * k) % 26) for i in range(40)) for k in range(1, 8))

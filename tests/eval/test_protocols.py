@@ -13,10 +13,11 @@ import torch.nn.functional as F
 
 from lowprec.errors import LowprecError
 from lowprec.eval import load_suite, load_text, make_baseline
-from lowprec.eval.data import Text, _split
+from lowprec.eval.data import _split
 from lowprec.eval.hub import FileText, file_text
 from lowprec.eval.perplexity import evaluate_windows, score_windows
 from lowprec.eval.protocols import KINDS, Protocol, _rows, windows_of
+from lowprec.eval.text import Text
 from lowprec.spec.load import cache_dir
 from tests.eval.tiny import byte_tokenizer, tiny_llama
 

@@ -16,7 +16,7 @@ from torch import nn
 
 import lowprec as lp
 from lowprec.errors import LowprecError
-from lowprec.eval.data import Text
+from lowprec.eval.text import Text
 from lowprec.eval.training import Corpus, Plan, score, start, train
 from lowprec.eval.training_recipe import (
     LossScaling,
