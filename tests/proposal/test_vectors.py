@@ -138,6 +138,19 @@ def test_all_forms_hold_the_same(folder: Path, sets: dict[str, VectorSet], endin
         assert vectors.read(folder / f"{name}{ending}") == found
 
 
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_codebook_with_nan_and_infinity_is_json_for_everyone(ending: str) -> None:
+    """RFC 8259 has no such numbers: JavaScript, jq and others would refuse the file."""
+    form = FORMS[ending]
+    for found in vectors.generate(load_format("hifloat8")):
+        assert form.load(form.dump(found)) == found
+        if ending == ".json":
+            text = form.dump(found).decode()
+            json.loads(text, parse_constant=pytest.fail)
+            with pytest.raises(LowprecError, match="expected the string 'NaN'"):
+                form.load(text.replace('"NaN"', "NaN").encode())
+
+
 def test_the_same_sets_give_the_same_bytes(sets: dict[str, VectorSet]) -> None:
     again = vectors.generate(load_quantizer("mxfp4/floor"))
     for each in again:

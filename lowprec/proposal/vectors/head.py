@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from lowprec.errors import LowprecError
@@ -16,15 +17,42 @@ _TYPES = {
 _COLUMN = {"name": str, "role": str, "bits": int, "format": str, "many": bool}
 
 
-def text(data: Any) -> str:
-    """Canonical JSON on one line; NaN and Inf of a codebook are strings of pydantic's."""
-    return json.dumps(data, sort_keys=True, ensure_ascii=True)
+# JSON has no numbers for what a codebook may hold.
+_NAMED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def text(data: Any, indent: int | None = None) -> str:
+    """Canonical JSON, on one line unless indented; NaN and Inf are strings."""
+    return json.dumps(_named(data), sort_keys=True, indent=indent, allow_nan=False)
+
+
+def _named(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {key: _named(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_named(value) for value in data]
+    if isinstance(data, float) and not math.isfinite(data):
+        return "NaN" if data != data else "Infinity" if data > 0 else "-Infinity"
+    return data
+
+
+def _numbers(data: Any) -> Any:
+    """The inverse of `_named`: names of numbers stand in lists alone, where a spec has no texts."""
+    if isinstance(data, dict):
+        return {key: _numbers(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [_NAMED.get(v, v) if isinstance(v, str) else _numbers(v) for v in data]
+    return data
+
+
+def _no_constant(name: str) -> None:
+    raise LowprecError(f"no JSON: the number {name}; expected the string {name!r}")
 
 
 def parse(data: str | bytes) -> Any:
     """JSON, whatever it holds; LowprecError where it is none or has a key twice."""
     try:
-        return json.loads(data, object_pairs_hook=_once)
+        return json.loads(data, object_pairs_hook=_once, parse_constant=_no_constant)
     except LowprecError:
         raise
     except (ValueError, RecursionError) as error:
@@ -58,7 +86,7 @@ def check(head: Any) -> dict[str, Any]:
         _types(column, _COLUMN, "column")
         if not 1 <= column["bits"] <= 64:
             raise LowprecError(f"column {column['name'][:30]}: bits: expected 1 to 64")
-    return head
+    return head | {"spec": _numbers(head["spec"])}
 
 
 def _types(data: dict[str, Any], types: dict[str, type], where: str) -> None:

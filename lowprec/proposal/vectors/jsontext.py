@@ -12,7 +12,7 @@ from lowprec.proposal.vectors.model import MAX_ROWS, Column, VectorSet, Words
 
 
 def dump(found: VectorSet) -> bytes:
-    top = json.dumps(found.head, sort_keys=True, indent=1)
+    top = head.text(found.head, indent=1)
     rows = [
         json.dumps([*(_cell(c, c.words[i]) for c in found.columns), why])
         for i, why in enumerate(found.why)
