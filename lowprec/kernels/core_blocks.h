@@ -135,13 +135,13 @@ static int32_t cast(const job *j, int64_t n) {
   return ended(j, &z);
 }
 
-/* Four streams at a time, each of some pages, are read faster than one. */
+/* Four streams at a time, of many pages where there are as many, are read faster than one. */
 int32_t lp_largest(const float *x, int64_t n) {
-  enum { PART = 4096 };
   vi m[4] = {0};
-  for (; n >= 4 * PART; x += 4 * PART, n -= 4 * PART)
-    for (int64_t i = 0; i < PART; i += LANES)
-      for (int k = 0; k < 4; k++) m[k] = larger(m[k], (vi)load(x + k * PART + i) & MAGNITUDE);
+  for (int64_t part = 1 << 15; part >= 1 << 12; part >>= 3)
+    for (; n >= 4 * part; x += 4 * part, n -= 4 * part)
+      for (int64_t i = 0; i < part; i += LANES)
+        for (int k = 0; k < 4; k++) m[k] = larger(m[k], (vi)load(x + k * part + i) & MAGNITUDE);
   for (int k = 1; k < 4; k++) m[0] = larger(m[0], m[k]);
   return largest_lane(larger(m[0], largest_of(x, n)));
 }
@@ -158,15 +158,16 @@ static int32_t apply(const job *j, int64_t n, int32_t amax) {
   return ended(j, &z);
 }
 
-/* A strip: elements that stay in the first-level cache between their two uses. */
-enum { STRIP = 2048, LONG = 512 };
+/* A strip: elements that stay in the first-level cache between their two uses. AHEAD: what is asked
+ * for early, somewhat more than the next strip. */
+enum { STRIP = 2048, AHEAD = STRIP + 512, LONG = 512 };
 
 /* n blocks of v vectors with the grid of each at its scale. */
 INLINE void moved(const job *j, const grid *g, const float *s, int64_t at, int64_t n, int64_t v, int streams) {
   for (int64_t i = 0; i < n; i++) {
     const vi by = (vi)all(s[i]) - (127 << 23), fixed = g->fixed + by, most = g->bound[0] + by;
     for (int64_t l = 0; l < v; l++, at += LANES) {
-      if (l % 2 == 0) __builtin_prefetch(j->x + at + STRIP);
+      if (l % 2 == 0) __builtin_prefetch(j->x + at + AHEAD);
       give(j->y + at, streams, LANES, mirrored((vi)load(j->x + at), fixed, most, g->shift));
     }
   }
@@ -205,7 +206,7 @@ INLINE void strip(const job *j, const grid *g, const code *c, const rule *r, sta
       continue;
     }
     for (; l + 2 <= v; l += 2) {
-      __builtin_prefetch(j->x + at + l * LANES + STRIP);
+      __builtin_prefetch(j->x + at + l * LANES + AHEAD);
       put_two(j, g, c, z, h, at + l * LANES, whole, divisor);
     }
     if (l < v) put(j, g, c, z, h, at + l * LANES, LANES, load(j->x + at + l * LANES), whole, divisor);
