@@ -10,6 +10,7 @@ from lowprec.spec.block import BlockFormat
 from lowprec.spec.catalogue import load_format
 from lowprec.spec.datapath import Aligned, Datapath, Promotion, Scaling
 from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat, floor_log2, pow2
+from lowprec.spec.load import build
 
 LANES = 16
 # What Blackwell keeps: 25 fraction bits of products, 35 of sums of groups (microsoft/MMA-Sim).
@@ -44,7 +45,7 @@ def default_datapath(
     no float holds.
     """
     element = fmt.element if isinstance(fmt, BlockFormat) else fmt
-    name = f"for_{fmt.name.lower()}".replace(".", "_").replace("-", "_")
+    name = f"for_{fmt.name.lower()}".replace(".", "_").replace("-", "_")[:60]
     scaling = None
     if isinstance(fmt, BlockFormat):
         element, lanes = _operand(fmt), _lanes(fmt, lanes)
@@ -53,7 +54,7 @@ def default_datapath(
         return Datapath(
             name=name,
             inputs=(element,),
-            accumulator=IntFormat(name="int32", kind="int", bits=32, exponent=2 * element.exponent),
+            accumulator=_int32(2 * element.exponent, fmt.name),
             addition=Aligned(kind="aligned"),
             step=lanes,
             overflow="wrap",
@@ -76,6 +77,11 @@ def default_datapath(
     )
 
 
+def _int32(exponent: int, where: str) -> IntFormat:
+    data = {"name": "int32", "kind": "int", "bits": 32, "exponent": exponent}
+    return build(IntFormat, data, f"{where}: accumulator")
+
+
 def _operand(fmt: BlockFormat) -> Format:
     """A format of what a block's elements are before its scale."""
     if fmt.zero_point is not None:
@@ -90,7 +96,12 @@ def less_zero(element: Format, zero_point: Format) -> IntFormat:
     low = element.min_exact - zero_point.max_exact
     high = element.max_exact - zero_point.min_exact
     bits = 1 + max(int(-low - 1).bit_length(), int(high).bit_length())
-    return IntFormat(name=f"{element.name}_less_zero", kind="int", bits=bits)
+    return IntFormat(name=_name(element, "less_zero"), kind="int", bits=bits)
+
+
+def _name(fmt: Format, what: str) -> str:
+    """No longer than names may be."""
+    return f"{fmt.name[: 79 - len(what)]}_{what}"
 
 
 def _lanes(fmt: BlockFormat, most: int) -> int:
@@ -119,7 +130,7 @@ def _with_inner(fmt: BlockFormat) -> FloatFormat:
     binades = element.emax + sum(s.emax for s in scales) - low + 1
     precision = element.precision
     return FloatFormat(
-        name=f"{fmt.element.name}_with_inner",
+        name=_name(fmt.element, "with_inner"),
         kind="float",
         bits=element.signed + binades.bit_length() + precision - 1,
         precision=precision,
@@ -174,7 +185,7 @@ def _carrier(*elements: Format) -> FloatFormat:
         case (IntFormat() as element,):
             # Subnormals and one binade more: fixed point with a sign.
             return FloatFormat(
-                name=f"{element.name}_magnitude",
+                name=_name(element, "magnitude"),
                 kind="float",
                 bits=element.bits + 1,
                 precision=element.bits,

@@ -112,6 +112,27 @@ def shared(**parts: Any) -> BlockFormat:
     return BlockFormat(**given)
 
 
+def test_formats_of_one_name_are_refused() -> None:
+    element, scale = (
+        load_format(n).model_copy(update={"name": "same"}) for n in ("int4", "float8_e4m3fn")
+    )
+    fmt = shared(element=element, scale=scale, block=(16,), zero_point=load_format("int4"))
+    with pytest.raises(LowprecError, match="names of their own"):
+        format_unit(fmt, 2).verilog()
+
+
+def test_long_names_have_units_too() -> None:
+    element = load_format("int4").model_copy(update={"name": "x" * 80})
+    path = default_datapath(
+        shared(element=element, block=(16,)).model_copy(update={"name": "y" * 80})
+    )
+    assert len(path.inputs[0].name) == 80
+    assert len(path.name) == 60
+    wide = IntFormat(name="int8", kind="int", bits=8, exponent=900)
+    with pytest.raises(LowprecError, match="int8: accumulator: exponent"):
+        default_datapath(wide)
+
+
 ODD = {
     "blocks of 7": (shared(element=load_format("int4"), block=(7,)), 14, 7),
     "blocks of 5 times 5": (shared(element=load_format("float4_e2m1fn"), block=(25,)), 16, None),

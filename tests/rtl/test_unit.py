@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from lowprec.errors import LowprecError
 from lowprec.rtl import Unit, dot_unit, simulate
 from lowprec.rtl.simulate import compiled, run
 from lowprec.spec import Datapath, list_datapaths, list_formats, load_datapath, load_format
-from lowprec.spec.format import FloatFormat, Format
+from lowprec.spec.format import FloatFormat, Format, IntFormat
 from tests.rtl.tools import needs_yosys
 from tests.rtl.vectors import (
     Codes,
@@ -55,27 +56,34 @@ def test_every_pair_of_inputs(name: str) -> None:
 # ---- all codes ----
 
 
-def exhaustive(unit: Unit, codes_of_c: Codes) -> None:
-    """All codes of two lanes of both operands, for each c; a million cases at once."""
+def all_codes(unit: Unit) -> Iterator[dict[str, Codes]]:
+    """Of two lanes of both operands, a million cases at once."""
     counts = (unit.a.code_points,) * 2 + (unit.b.code_points,) * 2
-    gates = compiled(unit)
     total, size = math.prod(counts), 1 << 20
+    for start in range(0, total, size):
+        cases = np.arange(start, min(start + size, total))
+        lanes = np.stack(np.unravel_index(cases, counts), 1).astype(np.uint64)
+        yield {"a": lanes[:, :2], "b": lanes[:, 2:]}
+
+
+def exhaustive(unit: Unit, codes_of_c: Codes) -> None:
+    """All codes of two lanes of both operands, for each c."""
+    gates = compiled(unit)
     for c in codes_of_c:
-        for start in range(0, total, size):
-            cases = np.arange(start, min(start + size, total))
-            lanes = np.stack(np.unravel_index(cases, counts), 1).astype(np.uint64)
-            given = {
-                "a": lanes[:, :2],
-                "b": lanes[:, 2:],
-                "c": np.full(len(lanes), c, np.uint64),
-            }
+        for codes in all_codes(unit):
+            given = codes | {"c": np.full(len(codes["a"]), c, np.uint64)}
             wanted = kernel_answers(unit, given)
             assert mismatches(unit, run(unit, gates, given)["d"], wanted).tolist() == []
 
 
 SMALL = [
     *("float4_e2m1fn", "float4_e3m0", "float4_e1m2", "binary4p2se", "binary3p1sf", "binary3p2uf"),
-    *("int4", "uint4", "int2", "ternary", "iq4_nl"),
+    *("int4", "uint4", "int2", "ternary", "binary", "iq4_nl", "nf4"),
+]
+# Fewer sums are enough where there are a million or more pairs of pairs.
+WIDER = [
+    *("binary5p2se", "binary5p4sf", "uint5"),
+    *("float6_e2m3fn", "float6_e3m2fn", "binary6p3se", "int6"),
 ]
 
 
@@ -99,14 +107,26 @@ def test_all_codes_of_four_bits(fmt: str) -> None:
 @pytest.mark.parametrize("fmt", SMALL)
 def test_all_codes_of_every_small_format(fmt: str) -> None:
     """Formats of up to 4 bits in the window and exact, for all edges of c."""
-    for path in [load_datapath("exact"), *_windows(fmt)]:
+    inputs = (load_format("float32"),) if fmt == "nf4" else load_datapath("exact").inputs
+    for path in [changed("exact", inputs=inputs), *_windows(fmt)]:
         exhaustive(dot_unit(path, fmt, fmt, lanes=2), edge_codes(path.accumulator))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fmt", ["float6_e2m3fn", "float6_e3m2fn", "binary6p3se", "int6"])
-def test_all_codes_of_six_bits(fmt: str) -> None:
-    path = changed("exact", inputs=(load_format(fmt),)) if fmt == "int6" else _windowed(fmt)
+def test_all_codes_of_a_codebook_of_doubles() -> None:
+    """Which only the oracle answers."""
+    unit = dot_unit(changed("exact", inputs=(load_format("float64"),)), "af4", "af4", lanes=2)
+    edges = edge_codes(unit.datapath.accumulator)
+    for codes in all_codes(unit):
+        given = codes | {"c": np.resize(edges, len(codes["a"]))}
+        assert oracle_mismatches(unit, given, simulate(unit, given)["d"]) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fmt", WIDER)
+def test_all_codes_of_five_and_six_bits(fmt: str) -> None:
+    whole = isinstance(load_format(fmt), IntFormat)
+    path = changed("exact", inputs=(load_format(fmt),)) if whole else _windowed(fmt)
     exhaustive(dot_unit(path, lanes=2), np.array([0, 0xBD000001], np.uint64))
 
 
