@@ -14,8 +14,6 @@ from typing import Protocol
 
 from amaranth.hdl import Elaboratable, Instance, Module, Shape, Signal, Value
 
-from lowprec.errors import LowprecError
-
 Ports = Mapping[str, int | Shape]
 
 
@@ -114,10 +112,7 @@ class Library:
             m.d.comb += [built.inputs[k].eq(v) for k, v in inputs.items()]
             return SimpleNamespace(**built.outputs)
         known = self.parts.setdefault(part.name, part)
-        if known != part:
-            raise LowprecError(
-                f"two parts are called {part.name}: the formats of a unit need names of their own"
-            )
+        assert known == part, f"two parts are called {part.name}"
         outputs = {k: Signal(w, name=f"{label}_{k}") for k, w in part.outputs().items()}
         wires = {k: Signal(w, name=f"{label}_in_{k}") for k, w in part.inputs().items()}
         m.d.comb += [wires[k].eq(v) for k, v in inputs.items()]

@@ -12,7 +12,7 @@ from lowprec.rtl.block import shared_ports
 from lowprec.rtl.part import Library, Port, Top
 from lowprec.rtl.unit_top import UnitTop
 from lowprec.rtl.unpack import carrier
-from lowprec.rtl.validity import check
+from lowprec.rtl.validity import check, check_names
 from lowprec.rtl.verilog import verilog
 from lowprec.spec.block import BlockFormat
 from lowprec.spec.catalogue import load_format
@@ -49,6 +49,9 @@ class Unit:
             of = inputs[0], inputs[0]
         object.__setattr__(self, "carriers", of)
         check(self.datapath, of)
+        parts = self.shared.parts.values() if self.shared else ()
+        given = (self.a, self.b, self.scale, self.datapath.accumulator, *parts)
+        check_names(fmt for fmt in given if fmt is not None)
 
     @property
     def name(self) -> str:

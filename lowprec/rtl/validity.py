@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from lowprec.errors import LowprecError
 from lowprec.spec.datapath import Datapath, TwoStage
 from lowprec.spec.format import FloatFormat, Format, IntFormat, pow2
@@ -26,6 +28,14 @@ def check(path: Datapath, carriers: tuple[Format, Format]) -> None:
         for fmt in carriers:
             if isinstance(fmt, FloatFormat) and fmt.emin + fmt.emax >= 127:
                 raise LowprecError(f"datapath {path.name!r}: input {fmt.name!r}: biased too far")
+
+
+def check_names(formats: Iterable[Format]) -> None:
+    """LowprecError if two different ones are called the same, as their modules would be."""
+    known: dict[str, Format] = {}
+    for fmt in formats:
+        if known.setdefault(fmt.name, fmt) != fmt:
+            raise LowprecError(f"two formats of the unit are called {fmt.name!r}; rename one")
 
 
 def _check_integer(path: Datapath, acc: IntFormat, carriers: tuple[Format, Format]) -> None:
