@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lowprec.cli import what_if
 from lowprec.cli.app import Json
 from lowprec.errors import LowprecError, unknown
 
 if TYPE_CHECKING:
-    from lowprec.perf.estimates import Estimate
-    from lowprec.perf.silicon import Swap
     from lowprec.rtl.cost import Cost
     from lowprec.rtl.unit import Unit
     from lowprec.spec import BlockFormat, Datapath, Format
@@ -39,7 +38,11 @@ def datapath(
     replace: Annotated[
         str | None, typer.Option(help="That datapath, whose unit is the baseline.")
     ] = None,
+    beside: Annotated[
+        bool, typer.Option("--beside", help="Add it, with that datapath left as it is.")
+    ] = False,
     area: Annotated[float, typer.Option(help="Area for it, in areas of the old units.")] = 1.0,
+    power: Annotated[float, typer.Option(help="Power for it, in what the old units draw.")] = 1.0,
     model: Annotated[
         str | None, typer.Option(help="A workload's name or W.json: its throughput, too.")
     ] = None,
@@ -54,6 +57,8 @@ def datapath(
     """
     from lowprec.report.text import plain, print_json, show_rows
 
+    if machine is None and (replace or model or beside or recipe):
+        raise LowprecError("--replace, --beside, --model and --recipe: expected --machine, too")
     ours = _chosen(name, inputs, lanes)
     theirs = _chosen(baseline, None, lanes) if baseline else None
     data: dict[str, Any] = {"numerics": _numerics(ours), "model": _model(ours)}
@@ -64,10 +69,13 @@ def datapath(
     if synth:
         data["synthesis"] = _synthesis(ours, theirs)
     if machine is not None:
-        swap = _swapped(ours, theirs, machine, replace, area)
-        data["machine"] = swap_row(swap) | (
-            _throughput(swap, machine, (model, batch), recipe) if model else {}
-        )
+        if theirs is None or replace is None:
+            raise LowprecError("--machine: needs --replace, and --baseline for the unit that goes")
+        old = theirs.path
+        swap = what_if.swapped(ours, old, machine, replace, area=area, power=power, keep=beside)
+        data["machine"] = what_if.rates(swap)
+        if model:
+            data["machine"] |= what_if.throughput(swap, machine, model, batch, recipe)
     if as_json:
         print_json(data)
         return
@@ -79,14 +87,14 @@ def datapath(
         print("\nsynthesised, gates per lane")
         show_rows(_rows(*data["synthesis"]), as_json=False)
     if machine is not None:
-        print(f"\nin {machine} in place of {replace}")
+        print(f"\nin {machine} {'beside' if beside else 'in place of'} {replace}")
         for key, value in data["machine"].items():
             print(f"{key:24} {plain(value)}")
     if rtl is not None:
         print(f"\nVerilog: {data['verilog']}")
 
 
-class _Chosen:
+class Chosen:
     """A datapath with the formats of its operands. shared: the block format of both, if a unit
     reads more of it than elements and a scale."""
 
@@ -114,7 +122,7 @@ class _Chosen:
         return dot_unit(self.path, self.a, self.b, self.lanes, scale=self.scale)
 
 
-def _chosen(name: str, inputs: str | None, lanes: int | None) -> _Chosen:
+def _chosen(name: str, inputs: str | None, lanes: int | None) -> Chosen:
     from lowprec.spec import Format, load_format
 
     path, element, shared = _load(name)
@@ -125,7 +133,7 @@ def _chosen(name: str, inputs: str | None, lanes: int | None) -> _Chosen:
     if scalars and shared is not None:
         raise LowprecError(f"--inputs {inputs!r}: {name} is a format; expected a datapath's name")
     a, b = (scalars * 2)[:2] if scalars else (element, element)
-    return _Chosen(path, a, b, lanes, shared)
+    return Chosen(path, a, b, lanes, shared)
 
 
 def _load(name: str) -> tuple[Datapath, Format, BlockFormat | None]:
@@ -158,7 +166,7 @@ def _load(name: str) -> tuple[Datapath, Format, BlockFormat | None]:
     return default_datapath(fmt), fmt.element, shared
 
 
-def _numerics(chosen: _Chosen) -> dict[str, Any]:
+def _numerics(chosen: Chosen) -> dict[str, Any]:
     from lowprec.spec import CodebookFormat
 
     path, addition = chosen.path, chosen.path.addition
@@ -183,7 +191,7 @@ def _numerics(chosen: _Chosen) -> dict[str, Any]:
     return found
 
 
-def _model(chosen: _Chosen) -> dict[str, Any]:
+def _model(chosen: Chosen) -> dict[str, Any]:
     from lowprec.perf.datapath_cost import structural_cost
 
     found = structural_cost(
@@ -200,7 +208,7 @@ def _model(chosen: _Chosen) -> dict[str, Any]:
     }
 
 
-def _synthesis(ours: _Chosen, theirs: _Chosen | None) -> list[dict[str, Any]]:
+def _synthesis(ours: Chosen, theirs: Chosen | None) -> list[dict[str, Any]]:
     from lowprec.rtl.cost import cost
 
     chosen = [each for each in (ours, theirs) if each is not None]
@@ -217,59 +225,7 @@ def _measured(cost: Cost) -> dict[str, Any]:
     }
 
 
-def _swapped(
-    ours: _Chosen, theirs: _Chosen | None, machine: str, replace: str | None, area: float
-) -> Swap:
-    from lowprec.perf import machine as load_machine
-    from lowprec.perf.silicon import swap
-
-    if theirs is None or replace is None:
-        raise LowprecError("--machine: needs --replace, and --baseline for the unit that goes")
-    element = None if ours.a == ours.path.inputs[0] else ours.a
-    return swap(
-        load_machine(machine),
-        replace,
-        theirs.path,
-        ours.path,
-        element=element,
-        shared=ours.shared,
-        area=area,
-    )
-
-
-def swap_row(swap: Swap) -> dict[str, Any]:
-    """What the swap gives, in ratios to the old unit and in FLOP/s."""
-    return {
-        "lanes in its area": swap.lanes,
-        "clock": swap.clock,
-        **({"passes of a product": swap.passes} if swap.passes > 1 else {}),
-        "FLOP/s": swap.rate,
-        "FLOP/s, low of 90 %": swap.low,
-        "FLOP/s, high of 90 %": swap.high,
-    }
-
-
-def _throughput(swap: Swap, machine: str, model: tuple[str, int], recipe: str) -> dict[str, Any]:
-    from lowprec.perf import estimate, load_workload
-
-    work = load_workload(model[0]).at(batch=model[1])
-    after, before = (
-        estimate(work, recipe, each, level="bound") for each in (swap.machine, machine)
-    )
-    return {
-        "tokens/s/chip": after.tokens_per_second_per_chip,
-        "tokens/s/chip as it is": before.tokens_per_second_per_chip,
-        "products on": _reasons(after),
-        "products as it is on": _reasons(before),
-    }
-
-
-def _reasons(found: Estimate) -> str:
-    """What of the model runs on which datapath, and what has to be converted for it."""
-    return "; ".join(dict.fromkeys(t.reason for t in found.terms if t.datapath and t.reason))
-
-
-def _write(chosen: _Chosen, folder: Path) -> Path:
+def _write(chosen: Chosen, folder: Path) -> Path:
     unit = chosen.unit()
     try:
         folder.mkdir(parents=True, exist_ok=True)
