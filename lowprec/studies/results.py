@@ -9,19 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from lowprec.errors import LowprecError, unknown
+from lowprec.spec.base import digest
 from lowprec.spec.record import Record
 from lowprec.studies.store import Store
 
 Row = dict[str, Any]
 KEYS = ("kind", "recipe", "model", "on", "metric")
+VARIED = ("recipe", "formats", "code")
 
 
 def load_rows(folder: Path) -> list[Row]:
     """A row per metric of every record under ``cells``, and of every failure one with its error.
 
-    on: the text of an accuracy record, the machine of a throughput record. low, high: the ends of
-    the 95 % interval, where the metric has one. A recipe has the name that ``study.json`` gives
-    it, or is spelled in full. Records of the layers' noise have no metrics and no rows.
+    on: the text of an accuracy record, the machine of a throughput record, the tasks of another.
+    inputs: eight digits of a digest of all that a cell was measured on, the recipe, its formats and
+    the code apart. low, high: the ends of the 95 % interval, where the metric has one. A recipe
+    has the name that ``study.json`` gives it, or is spelled in full. Records of the layers' noise
+    have no metrics and no rows.
     LowprecError where there is no such folder.
     """
     if not (folder / "cells").is_dir():
@@ -70,8 +74,9 @@ def _about(kind: str, subject: dict[str, Any], name: str | None) -> Row:
     )
     model = subject.get("model") or {}
     recipe = name or str(subject.get("recipe", ""))
+    inputs = {key: value for key, value in subject.items() if key not in VARIED}
     return {"kind": kind, "recipe": recipe, "model": model.get("name", ""),
-            "on": on.get("name", "")}  # fmt: skip
+            "on": on.get("name", ""), "inputs": digest(inputs)[:8]}  # fmt: skip
 
 
 def filtered(rows: Sequence[Row], where: Sequence[str]) -> list[Row]:
@@ -96,23 +101,40 @@ def filtered(rows: Sequence[Row], where: Sequence[str]) -> list[Row]:
 
 def compare(rows: Sequence[Row], others: Sequence[Row]) -> list[Row]:
     """Rows of both, matched by kind, recipe, model, text or machine, and metric: the value here,
-    there and the difference, there minus here; None where one side has none."""
-    found: dict[tuple[Any, ...], Row] = {}
-    for side, some in (("here", rows), ("there", others)):
-        for row in some:
-            key = tuple(row[name] for name in KEYS)
-            line = found.setdefault(key, dict(zip(KEYS, key, strict=True)))
-            line |= {side: row.get("value"), f"{side} se": row.get("se")}
-    for line in found.values():
-        here: Any = line.setdefault("here", None)
-        there: Any = line.setdefault("there", None)
-        known = here is not None and there is not None
-        line["difference"] = float(there) - float(here) if known else None
-    return [found[key] for key in sorted(found)]
+    there and the difference, there minus here; None where one side has none. same inputs: whether
+    both were measured on the same bytes, so that the difference is the recipe's or the code's."""
+    sides: list[dict[tuple[Any, ...], Row]] = [
+        {tuple(row[name] for name in KEYS): row for row in some} for some in (rows, others)
+    ]
+    return [
+        dict(zip(KEYS, key, strict=True)) | _beside(*(side.get(key) for side in sides))
+        for key in sorted({*sides[0], *sides[1]})
+    ]
+
+
+def _beside(here: Row | None, there: Row | None) -> Row:
+    values: list[Any] = [(row or {}).get("value") for row in (here, there)]
+    known = None not in values
+    return {
+        "here": values[0],
+        "here se": (here or {}).get("se"),
+        "there": values[1],
+        "there se": (there or {}).get("se"),
+        "difference": values[1] - values[0] if known else None,
+        "same inputs": here["inputs"] == there["inputs"] if here and there else None,
+    }
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:
-    """CSV or Parquet, by the suffix; LowprecError for another one, or without pyarrow."""
+    """CSV or Parquet, by the suffix; LowprecError for another one, without pyarrow, or where no
+    file can be written."""
+    try:
+        _write_rows(rows, path)
+    except OSError as error:
+        raise LowprecError(f"{path}: {error.strerror or error}") from None
+
+
+def _write_rows(rows: Sequence[Row], path: Path) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if path.suffix == ".csv":
         with path.open("w", newline="") as file:

@@ -35,6 +35,16 @@ def test_two_studies_are_compared_row_by_row(undisturbed: StudyResult, tmp_path:
     for row in rows:
         missing = (row["recipe"], row["kind"]) == ("mxfp8", "accuracy")
         assert row["difference"] == (None if missing else 0)
+        assert row["same inputs"] is (None if missing else True)
+
+
+def test_another_text_of_the_same_name_is_told(undisturbed: StudyResult) -> None:
+    here = load_rows(undisturbed.folder)
+    changed = [row | {"inputs": "another"} if row["on"] == "text.txt" else row for row in here]
+    told = {(row["on"], row["same inputs"]) for row in compare(here, changed)}
+    assert told == {("text.txt", False), ("b200", True), ("h100_sxm", True)}
+    # What is measured on the same bytes under other recipes has the same inputs.
+    assert len({row["inputs"] for row in here if row["kind"] == "accuracy"}) == 1
 
 
 def test_rows_are_exported(undisturbed: StudyResult, tmp_path: Path) -> None:
@@ -43,6 +53,8 @@ def test_rows_are_exported(undisturbed: StudyResult, tmp_path: Path) -> None:
     with (tmp_path / "rows.csv").open(newline="") as file:
         read = list(csv.DictReader(file))
     assert [float(row["value"]) for row in read] == [row["value"] for row in rows]
+    with pytest.raises(LowprecError, match=r"rows\.csv: No such file or directory"):
+        write_rows(rows, tmp_path / "none" / "rows.csv")
     with pytest.raises(LowprecError, match=r"expected a .csv or .parquet file"):
         write_rows(rows, tmp_path / "rows.txt")
     parquet = pytest.importorskip("pyarrow.parquet")
