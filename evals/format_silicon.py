@@ -28,6 +28,7 @@ from lowprec.errors import LowprecError
 from lowprec.kernels import fake_quantize
 from lowprec.perf.published import per_lane
 from lowprec.spec import BlockFormat, FloatFormat, Format, Quantizer, list_formats, load_format
+from lowprec.spec.default_datapath import passes
 
 RECORDS = Path(__file__).parent / "results" / "whole-models"
 ROWS, LENGTH, LANES = 128, 1024, 64
@@ -37,8 +38,9 @@ RULES = {True: "rceil", False: "amax"}  # of scales that are powers of two, and 
 
 @dataclass(frozen=True)
 class Point:
-    """window: fraction bits of the sum, 0 for today's. cost: area per product times bits per
-    element, in those of FP8 E4M3 with a window of 25."""
+    """window: fraction bits of the sum, 0 for today's. cost: area per product, of units that need
+    several passes for one times these, times bits per element, in those of FP8 E4M3 with a window
+    of 25."""
 
     name: str
     kind: str
@@ -84,7 +86,7 @@ def _point(fmt: Format | BlockFormat, window: int, x: torch.Tensor, base: float)
     if bits > 16:
         return None
     try:
-        cost = per_lane(fmt, LANES, window or None) * bits / base
+        cost = per_lane(fmt, LANES, window or None) * passes(fmt) * bits / base
         y = fake_quantize(x, _quantizer(fmt))
     except (LowprecError, ValueError):
         return None

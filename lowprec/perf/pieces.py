@@ -43,6 +43,12 @@ class Number:
             self.span + other.span,
         )
 
+    def either(self, other: Number) -> Number:
+        """What holds both."""
+        low, fraction = min(self.low, other.low), max(self.fraction, other.fraction)
+        bits = max(x.bits - x.fraction for x in (self, other)) + fraction
+        return Number(bits, fraction, low, max(x.low + x.span for x in (self, other)) - low)
+
 
 def number(fmt: Format, of: Format | None = None) -> Number:
     """Of a code point of `fmt`. of: the format whose value a codebook's code is looked up as."""

@@ -71,8 +71,7 @@ def _elements(count: Count, fmt: BlockFormat, lanes: int, of: Format) -> Number:
         element = _less_zero(count, element, 2 * lanes, fmt)
     found = count.unpack(element, 2 * lanes, of)
     if fmt.outlier is not None:
-        count.unpack(fmt.outlier.element, 2 * lanes, of)
-        found = number(of)
+        found = found.either(count.unpack(fmt.outlier.element, 2 * lanes, of))
         count.put("unpack", 2 * lanes, mask=3 * (found.bits + found.e_bits))
     if fmt.offset is not None:
         count.put("unpack", 2 * lanes, mask=element.bits)
