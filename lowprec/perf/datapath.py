@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from lowprec.errors import LowprecError
 from lowprec.perf.quantity import Quantity
@@ -16,6 +16,16 @@ from lowprec.spec.default_datapath import has_two_levels
 from lowprec.spec.format import AnyFormat
 
 Operand = Format | BlockFormat
+
+
+def _kind(data: Any) -> str:
+    block = isinstance(data, BlockFormat) or (isinstance(data, dict) and "element" in data)
+    return "block" if block else "scalar"
+
+
+_AnyOperand = Annotated[
+    Annotated[AnyFormat, Tag("scalar")] | Annotated[BlockFormat, Tag("block")], Discriminator(_kind)
+]
 
 
 class Scaling(Spec):
@@ -37,7 +47,7 @@ class Datapath(Spec):
     """
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9_]+$", max_length=40)]
-    operands: Annotated[tuple[AnyFormat | BlockFormat, ...], Field(min_length=1)]
+    operands: Annotated[tuple[_AnyOperand, ...], Field(min_length=1)]
     scalings: tuple[Scaling, ...] = ()
     rate: Quantity
     limit: Quantity | None = None

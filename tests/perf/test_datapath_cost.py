@@ -166,3 +166,26 @@ def test_such_a_unit_takes_nothing_else() -> None:
     assert choice.reason.startswith("for_mx9 multiplies mx9 by itself only")
     choice = choose(machine("b200").datapaths, fmt, fmt, bf16, "b200")
     assert choice.reason.startswith("no datapath reads mx9 with its inner scales")
+
+
+def test_a_machine_s_file_may_name_a_block_format(tmp_path: Path) -> None:
+    text = """
+based_on = "b200"
+title = "what if"
+[[datapaths]]
+name = "mx9"
+operands = [OPERAND]
+rate = { value = 4e15, kind = "assumed", source = "own" }
+[sources]
+own = "drawn up for this test"
+"""
+
+    def written(name: str, operand: str) -> Path:
+        path = tmp_path / f"{name}.toml"
+        path.write_text(f'name = "{name}"{text.replace("OPERAND", operand)}')
+        return path
+
+    fmt = load_format("mx9")
+    assert machine(written("known", '"mx9"')).datapaths[-1].reads(fmt)
+    with pytest.raises(LowprecError, match=r"operands.0\..*'flot'.*expected tags: 'float'"):
+        machine(written("wrong", '{ name = "q", kind = "flot", bits = 3 }'))
