@@ -162,7 +162,7 @@ def test_the_shipped_search_is_valid_and_errors_name_the_key(tmp_path: Path) -> 
     folder = data_dir("evals") / "searches"
     space = load_search(folder / "smollm2-formats.toml").formats
     assert space is not None
-    assert len(enumerate_formats(space)) == 20
+    assert len(enumerate_formats(space)) == 16
     shipped = load_search(folder / "smollm2.toml")
     assert shipped.choices[1].format.name == "nvfp5"
     bad = tmp_path / "bad.toml"
