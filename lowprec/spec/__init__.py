@@ -21,17 +21,11 @@ from lowprec.spec.format import CodebookFormat, FloatFormat, Format, IntFormat
 from lowprec.spec.load import build, data_dir, read_toml
 from lowprec.spec.projection import Projection
 from lowprec.spec.quantizer import Quantizer
-from lowprec.spec.recipe import (
-    OPERANDS,
-    Delayed,
-    InputGradient,
-    Recipe,
-    Rule,
-    Transform,
-    WeightGradient,
-)
+from lowprec.spec.recipe import OPERANDS, Recipe, Rule
 from lowprec.spec.record import Metric, Record
 from lowprec.spec.text import load_quantizer, load_recipe
+from lowprec.spec.training import Delayed, InputGradient, WeightGradient
+from lowprec.spec.transform import Transform
 from lowprec.spec.workload import Attention, Embedding, Matmul, Op, Vector, Workload
 
 __all__ = [

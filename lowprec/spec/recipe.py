@@ -12,12 +12,13 @@ from lowprec.spec.approximation import Approximation, Estimate
 from lowprec.spec.base import Spec
 from lowprec.spec.datapath import Datapath
 from lowprec.spec.quantizer import Quantizer
+from lowprec.spec.training import Delayed, InputGradient, WeightGradient
+from lowprec.spec.transform import Transform
 
 Operation = Literal[
     "linear", "conv", "attention", "matmul", "embedding", "norm", "softmax", "elementwise", "add"
 ]
 Phase = Literal["prefill", "decode"]
-Block = Annotated[int, Field(ge=1, le=1 << 20)]
 
 # What a rule may say of each operation. linear: every matmul with a weight, of a Linear, a Conv1D,
 # a router, an expert. matmul: a product of two activations outside of attention.
@@ -41,103 +42,6 @@ _IMPLIED: dict[str, tuple[str, ...]] = {
     "attention": ("query", "key", "probability", "value", "key_cache", "value_cache"),
     "matmul": ("left", "right"),
 }
-
-
-class InputGradient(Spec):
-    """The backward matmul dL/dx = g w, both blocked along N, the rows of w_NK.
-
-    gradient: quantizes g; left out, g stays as it is. weight: quantizes w; left out, it is the
-    forward's quantized weight. A format of square tiles gives w and w.T the same values.
-    """
-
-    gradient: Quantizer | None = None
-    weight: Quantizer | None = None
-    datapath: Datapath | None = None
-
-
-class WeightGradient(Spec):
-    """The backward matmul dL/dw = g.T x, both blocked along the tokens: all leading dimensions of
-    x, in row-major order; of an expert, its own tokens.
-
-    gradient: quantizes g; left out, g stays as it is. activation: quantizes x; left out, it is the
-    forward's quantized activation. requantize: `activation` quantizes the forward's quantized
-    activation instead of x itself. rotation: both are multiplied along the tokens by a random
-    Hadamard matrix of this size (a power of two) first, its signs those of `seed`, the same at
-    every call; zeros fill the last block.
-    """
-
-    gradient: Quantizer | None = None
-    activation: Quantizer | None = None
-    requantize: bool = False
-    datapath: Datapath | None = None
-    rotation: Block | None = None
-    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
-
-    @model_validator(mode="after")
-    def _possible(self) -> WeightGradient:
-        if self.rotation is not None and self.rotation & (self.rotation - 1):
-            raise ValueError(f"rotation {self.rotation}: expected a power of two")
-        if self.requantize and self.activation is None:
-            raise ValueError("requantize needs a quantizer of the activation")
-        return self
-
-
-class Transform(Spec):
-    """What is done to weight and activation before they are quantized; exact but for rounding.
-
-    Of linear alone, in this order:
-    smooth: SmoothQuant's alpha; channel j of K is divided by amax(x_j)^alpha / amax(w_j)^(1-alpha)
-    in the activation and multiplied by it in the weight.
-    outliers: that many channels along K, of the largest calibrated amax (of the smoothed
-    activation), are multiplied apart, quantized by `outlier` (by nothing if left out), and are
-    zeros in what follows.
-    rotation: both times a random Hadamard matrix of this size, a power of two, per block along K,
-    which it must divide: x D H and w D H with D the signs that `seed` draws, the same in every
-    block, and H = H.T of entries +-1 / sqrt(size).
-    gptq: the weight is rounded column by column against the calibrated Hessian x.T x, with
-    `damping` of its mean diagonal added to the diagonal.
-    """
-
-    smooth: Annotated[float, Field(ge=0, le=1)] | None = None
-    outliers: Block | None = None
-    outlier: Quantizer | None = None
-    rotation: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
-    gptq: bool = False
-    damping: Annotated[float, Field(gt=0, le=1)] = 0.01
-
-    @model_validator(mode="after")
-    def _possible(self) -> Transform:
-        if not (self.calibrated or self.rotation):
-            raise ValueError("transform needs smooth, outliers, rotation or gptq")
-        if self.rotation is not None and self.rotation & (self.rotation - 1):
-            raise ValueError(f"rotation={self.rotation}: expected a power of two")
-        if self.outlier is not None and self.outliers is None:
-            raise ValueError("outlier quantizes the channels that outliers counts; give it too")
-        if self.outlier is not None and self.outlier.rule == "static":
-            raise ValueError("outlier has no calibrated scales; expected another rule")
-        return self
-
-    @property
-    def calibrated(self) -> bool:
-        """Whether it needs statistics of the activations."""
-        return self.smooth is not None or self.outliers is not None or self.gptq
-
-
-class Delayed(Spec):
-    """Scales from the largest magnitudes that an operand had at earlier steps, for the operands
-    whose quantizers are static (Transformer Engine's DelayedScaling).
-
-    An operand's scale is A / (M * 2^-margin), rounded to float32: M as in `Quantizer` (M * R of an
-    outer scale), A the largest of the largest magnitudes of its last `history` calls (reduce =
-    "max") or that of the last one ("most_recent"). It is 1 at the first call, and stays as it was
-    while A is 0, Inf or NaN. A call counts if gradients are enabled. Values beyond the scaled range
-    saturate as the quantizer's projection says.
-    """
-
-    history: Block = 1024
-    reduce: Literal["max", "most_recent"] = "max"
-    margin: Annotated[int, Field(ge=0, le=30)] = 0
 
 
 class Rule(Spec):
@@ -177,7 +81,7 @@ class Rule(Spec):
     delayed: Delayed | None = None
     input_gradient: InputGradient | None = None
     weight_gradient: WeightGradient | None = None
-    kv_block: Block | None = None
+    kv_block: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
     approximation: Approximation | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
 

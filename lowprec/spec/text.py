@@ -17,15 +17,9 @@ from lowprec.spec.format import FloatFormat
 from lowprec.spec.load import build, data_dir, read_toml
 from lowprec.spec.projection import ROUNDINGS, SATURATIONS, Projection
 from lowprec.spec.quantizer import RULES, Quantizer
-from lowprec.spec.recipe import (
-    QUANTIZED,
-    Delayed,
-    InputGradient,
-    Recipe,
-    Rule,
-    Transform,
-    WeightGradient,
-)
+from lowprec.spec.recipe import QUANTIZED, Recipe, Rule
+from lowprec.spec.training import Delayed, InputGradient, WeightGradient
+from lowprec.spec.transform import Transform
 
 _QUANTIZERS = (*QUANTIZED, "gradient", "outlier")
 _TABLES: dict[str, type[Spec]] = {
