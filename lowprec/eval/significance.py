@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from lowprec.errors import LowprecError
+
+Z = 1.959963984540054  # two-sided 95 % of the normal distribution
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -64,3 +67,21 @@ def mcnemar(before: Sequence[float], after: Sequence[float]) -> Paired:
     p = float(binomtest(lost, lost + gained).pvalue) if lost + gained else 1.0
     se = float(d.std(ddof=1)) / n**0.5 if n > 1 else 0.0
     return Paired(n, lost, gained, float(d.mean()), se, p)
+
+
+def interval_of_share(right: int, items: int) -> tuple[float, float]:
+    """95 % interval of a share of right answers: Wilson's (JASA 22, 1927), which has a width at 0
+    and at 1 too."""
+    from scipy.stats import binomtest
+
+    found = binomtest(right, items).proportion_ci(method="wilson")
+    return float(found.low), float(found.high)
+
+
+def interval_of_change(lost: int, gained: int, items: int) -> tuple[float, float]:
+    """95 % interval of the change of that share, paired item by item: Agresti and Min's (Statistics
+    in Medicine 24, 2005), Wald's with half an item more in each cell of the two by two table. Where
+    nothing changed it still has a width, as it should: the next item may change."""
+    n, change = items + 2, gained - lost
+    half = Z * math.sqrt(lost + gained + 1 - change**2 / n) / n
+    return max(change / n - half, -1.0), min(change / n + half, 1.0)

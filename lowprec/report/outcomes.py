@@ -17,9 +17,9 @@ def task_rows(report: Report) -> list[Row]:
             "Recipe": row["recipe"],
             "Task": row["task"],
             "Score of": row["metric"],
-            "Score": _around(row["score"], row["half"], "{:.4f}"),
+            "Score": _within(row["score"], row["interval"], "{:.3f}"),
             "Unquantized": number(row["base"], "{:.4f}"),
-            "Change": _around(row["change"], row["change_half"], "{:+.4f}"),
+            "Change": _within(row["change"], row["change_interval"], "{:+.3f}"),
             "Items": number(row["items"], "{}"),
             "Lost": _known(row["lost"], "{}"),
             "Gained": _known(row["gained"], "{}"),
@@ -65,6 +65,14 @@ def _around(value: float | None, half: float | None, form: str) -> Row:
     cell = _known(value, form)
     if value is not None and half is not None:
         cell["text"] += " ± " + form.replace("+", "").format(half)
+    return cell
+
+
+def _within(value: float | None, interval: Any, form: str) -> Row:
+    """A value and the ends of its 95 % interval, which need not lie evenly around it."""
+    cell = _known(value, form)
+    if value is not None and interval:
+        cell["text"] += f" ({form.format(interval[0])} to {form.format(interval[1])})"
     return cell
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lowprec.errors import LowprecError
-from lowprec.spec.record import Record
+from lowprec.spec.record import Metric, Record
 from lowprec.studies.store import parse
 
 TASKS, TRAINING = "tasks", "training"
@@ -62,8 +62,6 @@ def _tasks(records: Iterable[Record], names: Mapping[str, str]) -> tuple[dict[st
 
 
 def _rows_of(record: Record, names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    from lowprec.eval import statistics
-
     spelled = record.subject["recipe"]
     pairs = {f"{pair['task']} {pair['metric']}": pair for pair in record.details["pairs"]}
     for name, metric in record.metrics.items():
@@ -76,17 +74,31 @@ def _rows_of(record: Record, names: Mapping[str, str]) -> Iterator[dict[str, Any
             "recipe": names.get(spelled, spelled), "model": record.subject["model"]["name"],
             "task": task, "metric": kind.removesuffix(",none"), "score": metric.value,
             "base": record.metrics[f"{name} base"].value, "items": len(items),
-            "half": None, "change": None, "change_half": None,
+            "interval": None, "change": None, "change_interval": None,
             "lost": pair.get("lost"), "gained": pair.get("gained"), "p": pair.get("p"),
             "holm": None, "bh": None,
         }  # fmt: skip
         # Only where the score is a mean of its items: a perplexity is none.
-        if change is not None and change.se is not None:
-            mean = statistics.mean(np.array(items, np.float64), np.arange(len(items)))
-            differs = statistics.interval(change.value, change.se, len(items) - 1)
-            row |= {"half": (mean.high - mean.low) / 2, "change": change.value,
-                    "change_half": (differs.high - differs.low) / 2}  # fmt: skip
+        if change is not None:
+            row |= {"change": change.value, **_intervals(items, change, pair)}
         yield row
+
+
+def _intervals(items: list[float], change: Metric, pair: Mapping[str, Any]) -> dict[str, Any]:
+    """95 % intervals of a mean over items and of its paired change: those of shares where
+    every item is right or wrong, else Student's t."""
+    from lowprec.eval import statistics
+    from lowprec.eval.significance import interval_of_change, interval_of_share
+
+    if pair:
+        lost, gained = pair["lost"], pair["gained"]
+        found = interval_of_share(round(sum(items)), len(items))
+        return {"interval": found, "change_interval": interval_of_change(lost, gained, len(items))}
+    if change.se is None:
+        return {}
+    mean = statistics.mean(np.array(items, np.float64), np.arange(len(items)))
+    differs = statistics.interval(change.value, change.se, len(items) - 1)
+    return {"interval": (mean.low, mean.high), "change_interval": (differs.low, differs.high)}
 
 
 def _training(folder: Path) -> dict[str, Any]:

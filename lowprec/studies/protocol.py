@@ -18,9 +18,9 @@ of a bootstrap over the clusters too. They speak of the choice of tokens, not of
 other kinds of text."""
 
 TASKS = """The same model answers through lm-evaluation-harness, whose scores these are, with each
-recipe and without. Intervals are 95 % of Student's t over items, those of changes over paired
-differences; p is McNemar's exact test on the items whose answer changed. A recipe with random bits
-runs once."""
+recipe and without. 95 % intervals over items are Wilson's, those of paired changes Agresti and
+Min's, where items are right or wrong, else Student's t; p is McNemar's exact test on the items
+whose answer changed. A recipe with random bits runs once."""
 
 ROOFLINE = """A roofline of every operation recorded from the model, at datasheet rates and
 bandwidths, with scales counted in the bytes. It is a bound: measured speed is lower, and how much

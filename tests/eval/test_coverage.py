@@ -9,7 +9,13 @@ import pytest
 from scipy.signal import lfilter
 
 from lowprec.eval import statistics
-from lowprec.eval.significance import benjamini_hochberg, holm, mcnemar
+from lowprec.eval.significance import (
+    benjamini_hochberg,
+    holm,
+    interval_of_change,
+    interval_of_share,
+    mcnemar,
+)
 
 TRIALS = 1000  # binomial s.e. of a coverage of 95 %: 0.7 points
 
@@ -152,3 +158,21 @@ def test_mcnemar_is_exact_and_honest() -> None:
     assert calls / TRIALS <= 0.05  # exact tests never exceed their level
     with pytest.raises(ValueError, match="expected 0 or 1 for each of the same items"):
         mcnemar([0.5], [1])
+
+
+@pytest.mark.parametrize(("items", "flips"), [(40, 0.2), (100, 0.05), (500, 0.2)])
+def test_intervals_of_items(items: int, flips: float) -> None:
+    """Wilson's and Agresti and Min's are no sure thing for few items, and never far off."""
+    rng = np.random.default_rng(items)
+    change = hold = 0
+    for _ in range(TRIALS):
+        right = rng.random(items) < 0.7
+        lost, gained = rng.multinomial(items, [flips * 0.6, flips * 0.4, 1 - flips])[:2]
+        low, high = interval_of_change(int(lost), int(gained), items)
+        change += low <= -0.2 * flips <= high
+        low, high = interval_of_share(int(right.sum()), items)
+        hold += low <= 0.7 <= high
+    assert 0.93 <= hold / TRIALS <= 0.97
+    assert 0.93 <= change / TRIALS <= 0.985
+    low, high = interval_of_change(0, 0, items)
+    assert low == -high < 0

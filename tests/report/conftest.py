@@ -130,9 +130,11 @@ CURVES = [
 
 def task(metric: str, score: float, change: float | None, half: float | None) -> dict[str, Any]:
     asked = None if change is None else 0.03
+    around = [None if v is None or half is None else (v - half, v + half) for v in (score, change)]
     return {
         "recipe": "nvfp4", "model": "tiny", "task": "arc_easy", "metric": metric, "score": score,
-        "base": score + 0.05, "items": 100, "half": half, "change": change, "change_half": half,
+        "base": score + 0.05, "items": 100, "interval": around[0], "change": change,
+        "change_interval": around[1],
         "lost": 9, "gained": 4, "p": asked, "holm": asked, "bh": asked,
     }  # fmt: skip
 

@@ -77,7 +77,7 @@ def test_the_page_works_in_a_browser(folder: Path, report: Report, tmp_path: Pat
     # Two recipes' losses, and one difference: the baseline's to itself is not drawn.
     assert curves.count('aria-roledescription="line mark container"') == 3
     tasks = text[text.index('id="task-table"') : text.index('id="training"')]
-    assert "-0.0500 ± 0.0600" in tasks
+    assert "-0.050 (-0.110 to +0.010)" in tasks
     assert tasks.count("<td") == 2 * 12
     for place in ("main-chart", "bits-chart", "layer-chart", "heat-map", "curves"):
         label = re.search(rf'id="{place}"[^>]*aria-label="([^"]*)"', text)

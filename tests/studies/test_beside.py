@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from lowprec.errors import LowprecError
-from lowprec.eval.statistics import mean
 from lowprec.report.outcomes import task_rows, training_rows
 from lowprec.report.page import html
 from lowprec.spec.record import Metric, Record
@@ -54,12 +53,13 @@ def test_tasks_have_intervals_and_corrected_p_values(tmp_path: Path) -> None:
     accuracy, perplexity, other, _ = rows
     after = [0.0] * 12 + [1.0] * 9 + [0.0] * 19
     assert sum(after) / 40 == accuracy["score"]
-    half = accuracy["half"]
-    found = mean(after, range(40))  # type: ignore[arg-type]
-    assert half == pytest.approx((found.high - found.low) / 2)
+    # Wilson: (9 + z²/2 ± z sqrt(9 · 31 / 40 + z²/4)) / (40 + z²), z = 1.96.
+    assert accuracy["interval"] == pytest.approx((0.1232, 0.3750), abs=1e-4)
+    # Agresti and Min: -11/42 ± 1.96 sqrt(13 + 1 - 11²/42) / 42.
+    assert accuracy["change_interval"] == pytest.approx((-0.4175, -0.1063), abs=1e-4)
     assert accuracy["p"] < 0.05
     assert (accuracy["holm"], other["holm"]) == (2 * accuracy["p"], other["p"])
-    assert (perplexity["p"], perplexity["half"], perplexity["holm"]) == (None, None, None)
+    assert (perplexity["p"], perplexity["interval"], perplexity["holm"]) == (None, None, None)
     (tmp_path / "tasks" / "bad.json").write_text("{}")
     with pytest.raises(LowprecError, match=r"bad\.json: no record"):
         found_beside(tmp_path, {})
@@ -76,8 +76,8 @@ def test_they_are_in_the_studys_report(
     shutil.copytree(RUNS, out / "training")
     report = study(tiny, out).report
     first, second = task_rows(report)
-    assert (first["Recipe"], first["Score"]["text"]) == ("mxfp8", "0.4000 ± 0.1587")
-    assert first["Change"]["text"] == "-0.1000 ± 0.1212"
+    assert (first["Recipe"], first["Score"]["text"]) == ("mxfp8", "0.400 (0.263 to 0.554)")
+    assert first["Change"]["text"] == "-0.100 (-0.215 to +0.025)"
     assert second["Change"]["text"] == "-"
     runs = {row["Recipe"]: row for row in training_rows(report)}
     wanted = {row["recipe"]: row for row in json.loads((RUNS / "summary.json").read_text())}
