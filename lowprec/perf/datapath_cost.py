@@ -46,7 +46,8 @@ class Constants(Spec):
 class StructuralCost(Spec):
     """Gates are NAND2 equivalents without pipeline registers; low and high hold 90 %.
 
-    components: gates of each. delay: FO4 of the whole unit without pipeline registers.
+    components: gates of each. delay: FO4 of a step without pipeline registers, and without the
+    promotion, which comes once per interval.
     """
 
     components: dict[str, float]
