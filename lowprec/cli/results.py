@@ -87,14 +87,21 @@ def sensitivity(
     modes: tuple[Mode, ...] = ("one", "others") if others else ("one",)
     found = run(plan, folder, modes, for_terminal(), executor)
     rows = [row.to_json() for row in found.rows]
-    data = {"rows": rows, "correlations": found.correlations()}
+    ranks = {
+        operand: {proxy: vars(rank) for proxy, rank in some.items()}
+        for operand, some in found.correlations().items()
+    }
+    data = {"rows": rows, "correlations": ranks}
     _write_json(folder / "sensitivity.json", data)
     if as_json:
         print_json(data)
         return
     show_rows([_sensitive(row) for row in rows], as_json=False)
-    for operand, values in found.correlations().items():
-        shown = ", ".join(f"{proxy} {value:.3f}" for proxy, value in values.items())
+    for operand, some in ranks.items():
+        shown = ", ".join(
+            f"{proxy} {rank['value']:.3f} ({rank['low']:.2f} to {rank['high']:.2f})"
+            for proxy, rank in some.items()
+        )
         print(f"rank correlation with the measured KL, {operand}: {shown}")
 
 

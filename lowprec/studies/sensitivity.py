@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from lowprec.errors import LowprecError
+from lowprec.eval.significance import Z
 from lowprec.report.progress import Progress, SilentProgress
 from lowprec.spec.recipe import Recipe
 from lowprec.spec.record import Record
@@ -46,24 +49,43 @@ class Sensitivity:
 
 
 @dataclass(frozen=True)
+class Rank:
+    """Spearman's rank correlation, and the ends of its 95 % interval over the layers by Bonett and
+    Wright (Psychometrika 65, 2000)."""
+
+    value: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(x: Sequence[float], y: Sequence[float]) -> Rank:
+        """Of four pairs or more."""
+        from scipy.stats import spearmanr  # type: ignore[import-untyped]
+
+        r = float(spearmanr(x, y)[0])
+        if abs(r) >= 1:
+            return Rank(r, r, r)
+        half = Z * math.sqrt((1 + r * r / 2) / (len(x) - 3))
+        return Rank(r, math.tanh(math.atanh(r) - half), math.tanh(math.atanh(r) + half))
+
+
+@dataclass(frozen=True)
 class Sensitivities:
     """All of them; whole: the record with every searched operand quantized."""
 
     rows: tuple[Sensitivity, ...]
     whole: Record | None
 
-    def correlations(self) -> dict[str, dict[str, float]]:
-        """Spearman's rank correlation of each proxy with the measured KL of quantizing one, by
-        operand, where there are three or more."""
-        from scipy.stats import spearmanr  # type: ignore[import-untyped]
-
-        found: dict[str, dict[str, float]] = {}
+    def correlations(self) -> dict[str, dict[str, Rank]]:
+        """Of each proxy with the measured KL of quantizing one, by operand, where there are four
+        or more."""
+        found: dict[str, dict[str, Rank]] = {}
         for operand in dict.fromkeys(row.operand for row in self.rows):
             rows = [r for r in self.rows if r.operand == operand and r.one is not None]
             truth = [r.one.metrics["kl"].value for r in rows if r.one is not None]
-            if len(rows) >= 3:
+            if len(rows) >= 4:
                 found[operand] = {
-                    proxy: float(spearmanr([getattr(r.noise, proxy) for r in rows], truth)[0])
+                    proxy: Rank.of([getattr(r.noise, proxy) for r in rows], truth)
                     for proxy in PROXIES
                 }
         return found

@@ -165,7 +165,9 @@ from lowprec.studies import Executor, study
 page.write = lambda _report, folder: folder / "report.html"
 def actors():
     lines = subprocess.run(["ps", "-eo", "pid=,args="], capture_output=True, text=True).stdout
-    return [int(l.split()[0]) for l in lines.splitlines() if "ray::_Actor" in l]
+    # This very text is among the arguments of the driver, which is no actor.
+    named = (l.split(maxsplit=1) for l in lines.splitlines())
+    return [int(n[0]) for n in named if len(n) > 1 and n[1].startswith("ray::_Actor")]
 def killer():
     while len(found := actors()) < 2:
         time.sleep(0.1)

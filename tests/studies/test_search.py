@@ -72,7 +72,9 @@ def test_proxies_rank_layers_as_measuring_them_does(plan: Search, tmp_path: Path
     assert len(found.rows) == 28
     correlations = found.correlations()
     for operand in plan.operands:
-        assert correlations[operand]["fisher"] > 0.7
+        fisher = correlations[operand]["fisher"]
+        assert 0.3 < fisher.low < fisher.value < fisher.high < 1
+        assert fisher.value > 0.7
     total = sum(row.noise.fisher for row in found.rows)
     assert found.whole is not None
     # To second order the losses of small errors add up.
