@@ -89,7 +89,7 @@ class Task(ctypes.Structure):
 _RULE = ctypes.POINTER(CRule)
 _FUNCTIONS = {
     "lp_quantize": (
-        [*[c_void_p] * 5, c_int64, c_int64, c_uint64, c_int32, c_float, c_int32],
+        [*[c_void_p] * 5, c_int64, c_int64, c_uint64, c_int32, c_float, c_int32, c_void_p],
         c_int32,
     ),
     "lp_largest": ([c_void_p, c_int64], c_int32),
@@ -222,7 +222,7 @@ def _cast(
     y = torch.empty(n) if code is None else torch.empty(n, dtype=torch.uint8)
     to = (y.data_ptr(), None) if code is None else (None, y.data_ptr())
     task = Task(ctypes.addressof(grid), None, None if code is None else ctypes.addressof(code))
-    library.lp_quantize(ctypes.addressof(task), x.data_ptr(), *to, None, 0, n, 0, 0, 0.0, 0)
+    library.lp_quantize(ctypes.addressof(task), x.data_ptr(), *to, None, 0, n, 0, 0, 0.0, 0, None)
     return y.view(torch.int32) if code is None else y
 
 

@@ -10,6 +10,7 @@ typedef struct {
   uint64_t seed;
   float outer;     /* t, of a rule that has one */
   int32_t streams; /* y is large, apart from x, and all its vectors are aligned */
+  int32_t *largest; /* gets the largest magnitude of blocks within rows or columns, or null */
   const grid *onto;
   const rule *scale; /* of blocks */
   const code *code;  /* of codes */
@@ -19,8 +20,8 @@ typedef struct {
 enum { VALUES, CODES };
 typedef struct { int kind, sink, scaled, inverse; } how;
 
-/* What changes on the way: the keys of random bits, and where codes stand for NaN. */
-typedef struct { counter random; vi nans; } state;
+/* What changes on the way: the keys of random bits, where codes stand for NaN, magnitudes seen. */
+typedef struct { counter random; vi nans, largest; } state;
 
 /* Elements of a block whose scale is a number, or without scales. */
 INLINE vi code_at(const job *j, const grid *g, const code *c, state *z, how h, int64_t at, vf x, vf by) {
@@ -112,12 +113,13 @@ INLINE how how_of(const job *j) {
   }
 
 INLINE state begun(const job *j) {
-  state z = {{0, {(uint32_t)j->seed, (uint32_t)(j->seed >> 32)}, {0, 0}}, alli(0)};
+  state z = {{0, {(uint32_t)j->seed, (uint32_t)(j->seed >> 32)}, {0, 0}}, alli(0), alli(0)};
   set_keys(&z.random, (uint64_t)j->first);
   return z;
 }
 INLINE int32_t ended(const job *j, const state *z) {
   if (j->streams) streamed();
+  if (j->largest) *j->largest = largest_lane(z->largest);
   return largest_lane(-z->nans);
 }
 
@@ -187,7 +189,9 @@ INLINE void strip(const job *j, const grid *g, const code *c, const rule *r, sta
       p[k] = (vi)load(from) & MAGNITUDE;
       for (int64_t l = 1; l < v; l++) p[k] = larger(p[k], (vi)load(from + l * LANES) & MAGNITUDE);
     }
-    scales found = scales_of(largest_lanes(p), r, j->outer);
+    const vi amax = largest_lanes(p);
+    z->largest = larger(z->largest, amax);
+    scales found = scales_of(amax, r, j->outer);
     store(s + i, found.whole);
     store(by + i, found.by);
     if (j->scales) store(j->scales + block + i, found.own);
@@ -260,7 +264,9 @@ static int32_t rows(const job *j, int64_t count, int64_t k, int64_t b) {
     at += whole * b, block += whole;
     for (; at < end; block++) {
       const int64_t n = end - at < b ? end - at : b;
-      scales s = scales_of(alli(largest_lane(largest_of(j->x + at, n))), j->scale, j->outer);
+      const vi amax = alli(largest_lane(largest_of(j->x + at, n)));
+      z.largest = larger(z.largest, amax);
+      scales s = scales_of(amax, j->scale, j->outer);
       if (j->scales) j->scales[block] = s.own[0];
       line(j, &z, at, n, &s);
       at += n;

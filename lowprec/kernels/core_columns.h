@@ -33,6 +33,7 @@ INLINE void tile(const job *pj, state *pz, how h, int64_t at, int64_t block, int
       amax[l / LANES] = larger(amax[l / LANES], (vi)v & MAGNITUDE);
     }
   for (int64_t l = 0; l < n; l += LANES) {
+    z.largest = larger(z.largest, amax[l / LANES]);
     const scales found = scales_of(amax[l / LANES], &r, j.outer);
     store(s + l, found.whole);
     store(by + l, found.by);

@@ -10,10 +10,11 @@ typedef struct {
 } task;
 
 /* n elements, the first of number `first`: to y, or to codes and scales. Nonzero where a code stands
- * for a NaN. amax: the largest magnitude of all, of a block of all elements. */
+ * for a NaN. amax: the largest magnitude of all, of a block of all elements. largest: gets that of
+ * other blocks, if not null. */
 int32_t lp_quantize(const task *t, const float *x, float *y, uint8_t *codes, float *scales, int64_t first,
-                    int64_t n, uint64_t seed, int32_t amax, float outer, int32_t streams) {
-  const job j = {x, y, codes, scales, first, seed, outer, streams, t->onto, t->scale, t->code};
+                    int64_t n, uint64_t seed, int32_t amax, float outer, int32_t streams, int32_t *largest) {
+  const job j = {x, y, codes, scales, first, seed, outer, streams, largest, t->onto, t->scale, t->code};
   if (!t->scale) return cast(&j, n);
   if (!t->b) return apply(&j, n, amax);
   const int64_t k = t->k ? t->k : n / t->inner, slabs = n / (k * t->inner);

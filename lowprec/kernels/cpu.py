@@ -45,7 +45,7 @@ def fake_quantize(
     """The values of `x` after quantization, into `out` if given, which may be `x`.
 
     seed: for stochastic rounding, whose random bits are `counter.bits` of it. amax: what `largest`
-    says of `x`, if that is known.
+    said of `x`, which saves looking; where it is no longer so, that is noticed.
     """
     return computed(x, prepared(quantizer, x.shape, axis), out, seed, amax)
 
@@ -62,8 +62,18 @@ def computed(
     if p is None or library is None or (seed is None) == p.plan.is_random or not _fits(x, out):
         return None
     y = _empty(library, x.shape, torch.float32) if out is None else out
-    _quantize(library, x, p, seed, y=y, amax=amax)
+    if amax is None or out is not None or not _by_known(library, x, p, seed, y, amax):
+        _quantize(library, x, p, seed, y=y)
     return y
+
+
+def _by_known(
+    library: ctypes.CDLL, x: Tensor, p: Prepared, seed: int | None, y: Tensor, amax: int
+) -> bool:
+    """Whether `amax` is the largest magnitude that was met on the way."""
+    met: list[ctypes.c_int32] = []
+    _quantize(library, x, p, seed, y=y, amax=amax, met=met)
+    return max(each.value for each in met) == amax
 
 
 def covers(x: Tensor, quantizer: Quantizer, axis: int) -> bool:
@@ -73,9 +83,9 @@ def covers(x: Tensor, quantizer: Quantizer, axis: int) -> bool:
 
 
 def needs_largest(x: Tensor, quantizer: Quantizer, axis: int) -> bool:
-    """Whether `fake_quantize` must know the largest magnitude of `x` before any element."""
+    """Whether `fake_quantize` looks for the largest magnitude of `x` before that of any block."""
     p = prepared(quantizer, x.shape, axis)
-    return p is not None and p.needs_largest
+    return p is not None and p.needs_largest and p.plan.block != "tensor"
 
 
 def largest(x: Tensor) -> int:
@@ -215,9 +225,10 @@ def _quantize(
     scales: Tensor | None = None,
     bits: int = 8,
     amax: int | None = None,
+    met: list[ctypes.c_int32] | None = None,
 ) -> tuple[float | None, int]:
     """Into `y`, or `codes`, of so many bits each, and `scales`: the outer scale, and nonzero where
-    a code stands for a NaN."""
+    a code stands for a NaN. met: gets the largest magnitude of every part's blocks."""
     plan, w, at = p.plan, p.walk, x.data_ptr()
     if amax is None:
         amax = _largest(library, at, p.n) if p.needs_largest else 0
@@ -228,13 +239,17 @@ def _quantize(
     streams = 4 * p.n >= STREAMED and to != at and to % VECTOR == 0 and p.is_aligned
 
     def work(start: int, count: int, kept: int = 0) -> int:
+        largest = 0
+        if met is not None:
+            met.append(own := ctypes.c_int32())
+            largest = ctypes.addressof(own)
         return library.lp_quantize(
             p.address,
             at + 4 * start,
             to and to + 4 * start,
             kept or (code_at and code_at + start),
             scale_at and scale_at + 4 * (start // w.unit * w.scales),
-            start, count, seed or 0, amax, outer or 0.0, streams,
+            start, count, seed or 0, amax, outer or 0.0, streams, largest,
         )  # fmt: skip
 
     if bits == 8:

@@ -38,7 +38,8 @@ class Weights:
     every call, and only its largest magnitude kept; of the rest the code points lie beside the
     values, one byte an element, and are decoded at every call. An in-place change of the parameter
     (an optimizer's, load_state_dict's) counts its version up, another device or dtype is another
-    storage: either way it is quantized again. Only writing through ``.data`` goes unseen.
+    storage: either way it is quantized again. Writing through ``.data`` goes unseen where code
+    points are kept.
     """
 
     def __init__(self) -> None:

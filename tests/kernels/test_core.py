@@ -211,7 +211,7 @@ def test_random_bits_at_high_indices() -> None:
         task = core.Task(*plan.addresses)
         library.lp_quantize(
             ctypes.addressof(task), x.data_ptr(), y.data_ptr(), None, None,
-            first, len(x), seed, 0, 0.0, 0,
+            first, len(x), seed, 0, 0.0, 0, None,
         )  # fmt: skip
         expected = [float(word(seed, first + i) >> 31) for i in range(len(x))]
         assert y.tolist() == expected
@@ -407,3 +407,19 @@ def test_the_core_is_compiled_when_the_cache_is_empty(
     library, backend = core.load.__wrapped__()
     assert library is not None, backend
     assert len(list(tmp_path.rglob("core-*.so"))) == 1
+
+
+@CORE
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("shape", [(7, 100), (64, 96), (1100, 2048)])
+def test_a_known_largest_magnitude(shape: tuple[int, ...], axis: int) -> None:
+    """It gives the same values, and one that is not the tensor's changes nothing."""
+    x, q = torch.randn(shape, generator=torch.Generator().manual_seed(0)), quantizer("nvfp4/amax")
+    assert cpu.needs_largest(x, q, axis)
+    for value in (x, x * 3, torch.zeros(shape), x.clone().fill_diagonal_(math.nan)):
+        expected = cpu.fake_quantize(value, q, axis)
+        assert expected is not None
+        for amax in (cpu.largest(value), cpu.largest(x), 0, 1):
+            found = cpu.fake_quantize(value, q, axis, amax=amax)
+            assert found is not None
+            assert_same_bits(found, expected, value)

@@ -225,6 +225,17 @@ def test_a_changed_weight_is_quantized_again(name):
             assert not torch.equal(bits(first), bits(expected))
 
 
+def test_a_largest_magnitude_that_is_none_any_more_is_noticed():
+    """`.data` counts no version up; a smaller maximum is as wrong as a larger one."""
+    torch.manual_seed(0)
+    linear = nn.Linear(64, 32)
+    wrap(nn.Sequential(linear), "*: weight=nvfp4/amax")
+    for factor in (1, 1.3, 0.1):
+        linear.weight.data.mul_(factor)
+        expected = fake_quantize(linear.weight.detach(), "nvfp4/amax")
+        assert torch.equal(bits(quantized_weight(linear)), bits(expected))
+
+
 @KEPT
 def test_a_copy_made_later_does_not_trust_the_cache(name):
     torch.manual_seed(0)
