@@ -11,11 +11,18 @@ from amaranth.hdl import C, Module, Mux, Value
 from lowprec.exact.values import code_of
 from lowprec.rtl.part import Part, Ports
 from lowprec.rtl.project import projected
-from lowprec.rtl.real import Real, added, integer, named, quotient, rounded, unpacked
+from lowprec.rtl.real import LOWEST, Real, added, integer, named, quotient, rounded, unpacked
 from lowprec.rtl.scales import ONE, has_sign, is_power_of_two, lane_ports, precision_of
 from lowprec.spec.block import BlockFormat
-from lowprec.spec.format import FloatFormat, Format, IntFormat
+from lowprec.spec.format import FloatFormat, Format, IntFormat, pow2
 from lowprec.spec.quantizer import Quantizer
+
+
+def _is_low(element: Format) -> bool:
+    """Whether the element tells float32's subnormals apart, whose leading zeros then go first."""
+    if isinstance(element, FloatFormat):
+        return element.emin < LOWEST
+    return element.min_positive_exact < pow2(LOWEST + 1)
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class Lane(Part):
 
     def build(self, m: Module, i: SimpleNamespace) -> Mapping[str, Value]:
         element, how, fmt = self.element, self.quantizer.projection, self.block
-        low = isinstance(element, FloatFormat) and element.emin < -126
+        low = _is_low(element)
         x = unpacked(m, i.x, self.source, "x", normalise=fmt is not None or low)
         if fmt is not None:
             if fmt.offset is not None:

