@@ -169,7 +169,7 @@ def actors():
     named = (l.split(maxsplit=1) for l in lines.splitlines())
     return [int(n[0]) for n in named if len(n) > 1 and n[1].startswith("ray::_Actor")]
 def killer():
-    while len(found := actors()) < 2:
+    while not (found := actors()):
         time.sleep(0.1)
     os.kill(found[0], signal.SIGKILL)
     print("killed", flush=True)
