@@ -3,8 +3,19 @@
 from lowprec.perf.datapath import Datapath, Scaling
 from lowprec.perf.estimates import Estimate, Term, estimate
 from lowprec.perf.hardware import Machine, list_machines, machine
+from lowprec.perf.parallel import Parallel
 from lowprec.perf.quantity import Quantity
+from lowprec.perf.system import System
 from lowprec.perf.workloads import find_workload, list_workloads, load_workload
+from lowprec.spec import BlockFormat, FloatFormat, IntFormat, Projection, Quantizer, Recipe, Rule
+from lowprec.spec.workload import Attention, Embedding, Matmul, Vector, Workload
+
+# Validators are built at first use: here at once, or a first estimate would take twice as long as
+# the next one.
+_FORMATS = (FloatFormat, IntFormat, BlockFormat, Projection, Quantizer)
+_WORK = (Rule, Recipe, Matmul, Attention, Vector, Embedding, Workload)
+for _each in (*_FORMATS, *_WORK, Machine, System, Parallel, Term, Estimate):
+    _each.model_rebuild()
 
 __all__ = [
     "Datapath",
