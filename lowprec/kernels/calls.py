@@ -65,7 +65,10 @@ def call(
     scale: Tensor | None = None,
 ) -> Call:
     """The arguments checked: LowprecError for what does not fit together."""
-    word_of(x.dtype)
+    try:
+        word_of(x.dtype)
+    except AttributeError:
+        raise LowprecError(f"x is a {type(x).__name__}; expected a tensor") from None
     plain = _plain_call(quantizer, x.shape, axis)
     if random is None and scale is None and plain.is_plain:
         return plain
@@ -73,6 +76,8 @@ def call(
         raise LowprecError(
             f"{quantizer.spell()}: scale= belongs to the rule static, which needs it"
         )
+    if scale is not None and not isinstance(scale, Tensor):
+        raise LowprecError(f"scale={scale!r}: expected a tensor")
     axis = plain.axis
     bits = quantizer.projection.bits
     if (bits is None) != (random is None):
@@ -101,6 +106,10 @@ def _plain_call(quantizer: Quantizer, shape: torch.Size, axis: int) -> Call:
 
 
 def _checked(quantizer: Quantizer, shape: torch.Size, axis: int) -> Call:
+    if not isinstance(quantizer, Quantizer):
+        raise LowprecError(f"quantizer {quantizer!r}: expected a text or a lowprec.spec.Quantizer")
+    if not isinstance(axis, int):
+        raise LowprecError(f"axis={axis!r}: expected an integer")
     rank = max(len(shape), 1)
     if not -rank <= axis < rank:
         raise LowprecError(f"axis {axis}: expected {-rank} to {rank - 1} for rank {len(shape)}")
@@ -116,7 +125,8 @@ def _drawn(x: Tensor, bits: int, random: Tensor | torch.Generator | None) -> Ten
     if isinstance(random, torch.Generator):
         drawn = torch.randint(0, 1 << bits, x.shape, generator=random, device=random.device)
         return drawn.to(x.device)
-    assert random is not None
+    if not isinstance(random, Tensor):
+        raise LowprecError(f"random={random!r}: expected a tensor, a torch.Generator or an integer")
     if random.shape != x.shape or random.dtype.is_floating_point:
         raise LowprecError(
             f"random of {random.dtype}, shape {tuple(random.shape)}: expected integers of shape "

@@ -144,7 +144,11 @@ def require(dtype: torch.dtype, fmt: Format) -> None:
 
 def check_out(out: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> None:
     """LowprecError unless `out`, if given, can hold a result of this shape and dtype."""
-    if out is not None and (out.shape != shape or out.dtype != dtype):
+    if out is None:
+        return
+    if not isinstance(out, Tensor):
+        raise LowprecError(f"out is a {type(out).__name__}; expected a tensor")
+    if out.shape != shape or out.dtype != dtype:
         raise LowprecError(
             f"out: {out.dtype} of shape {tuple(out.shape)}; expected {dtype} of shape "
             f"{tuple(shape)}"

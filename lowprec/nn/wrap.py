@@ -42,6 +42,8 @@ def wrap(
     LowprecError: a model that is wrapped already; a rule that matches no module which could perform
     its operation; a module whose `forward` something other than accelerate has replaced.
     """
+    if not isinstance(model, nn.Module):
+        raise LowprecError(f"the model is a {type(model).__name__}; expected a torch.nn.Module")
     recipe = load_recipe(recipe)
     if recipe_of(model) is not None or any(isinstance(m, Emulated) for m in model.modules()):
         raise LowprecError("the model is wrapped already; unwrap it first")

@@ -76,6 +76,12 @@ def test_wrong_arguments_are_one_line_errors() -> None:
         (lambda: kernels.cast(x, "int8", "stochastic", bits=4), "random"),
         (lambda: kernels.cast(x, "int8", random=x.long()), "random"),
         (lambda: kernels.cast(x, "int8", "stochastic", bits=4, random=x), "integers"),
+        (lambda: kernels.cast(x, "int8", "stochastic", bits=4, random=1.5), "random=1.5"),
+        (lambda: kernels.fake_quantize(x.tolist(), "mxfp4/floor"), "x is a list"),
+        (lambda: kernels.quantize(x, None), "quantizer None"),
+        (lambda: kernels.fake_quantize(x, "mxfp4/floor", axis=0.5), "axis=0.5"),
+        (lambda: kernels.fake_quantize(x, "mxfp4/floor", out=[1]), "out is a list"),
+        (lambda: kernels.fake_quantize(x, "mxfp4/static", scale=0.5), "scale=0.5"),
     ]
     for call, said in wrong:
         with pytest.raises(LowprecError, match=said) as error:

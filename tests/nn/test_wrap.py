@@ -383,3 +383,8 @@ def test_repr_names_the_quantizers_in_full():
     model = wrap(nn.Sequential(nn.Linear(32, 16, bias=False)), "*: weight=mxfp4/floor")
     assert "weight=mxfp4/floor/nearest-even/SatFinite" in repr(model)
     assert "in_features=32" in repr(model)
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(LowprecError, match="the model is a Tensor; expected"):
+        wrap(torch.ones(2), W4A8)
