@@ -71,14 +71,15 @@ class Device:
     def tiling(
         self, op: Matmul, x_bits: float, w_bits: float, rate: float, rows: int = 1
     ) -> Tiling:
-        """Of the usual tiles of `rows` at least the one whose waves take the least, with as many
-        buffers as a core has room for. rate: FLOP/s of all cores."""
+        """Of the usual tiles of `rows` at least the largest whose waves take within 5 % of the
+        least, with as many buffers as a core has room for. rate: FLOP/s of all cores."""
 
         def waves(size: tuple[int, int]) -> float:
             m, n = size
             count = math.ceil(op.m / m) * math.ceil(op.n / n)
             moved = (m * x_bits + n * w_bits) / 8 / self.cache_bandwidth
-            return math.ceil(count / self.cores) * max(2 * m * n / rate, moved)
+            step = max(2 * m * n / rate, moved) + self.barrier / self.cores / fitting[size][0]
+            return math.ceil(count / self.cores) * step
 
         fewest, most = STAGES
         fitting = {
@@ -88,6 +89,7 @@ class Device:
             if m >= rows
             and (stages := int(8 * self.buffers // (k * (m * x_bits + n * w_bits)))) >= fewest
         }
-        m, n = min((size for size in SIZES if size in fitting), key=waves)
+        took = {size: waves(size) for size in SIZES if size in fitting}
+        m, n = next(size for size, t in took.items() if t <= 1.05 * min(took.values()))
         k, stages = fitting[m, n]
         return Tiling(m=m, n=n, k=k, stages=stages)
