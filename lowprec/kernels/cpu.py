@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -273,11 +273,11 @@ def _largest(library: ctypes.CDLL, at: int, n: int) -> int:
     return max(_in_parts(n, LANES, lambda start, n: library.lp_largest(at + 4 * start, n)))
 
 
-def _in_parts(n: int, unit: int, work: Callable[[int, int], int]) -> Sequence[int]:
+def _in_parts(n: int, unit: int, work: Callable[[int, int], int]) -> list[int]:
     """``work(start, elements)`` for parts of whole `unit`s (the last may be ragged), in as many
     threads as torch uses and the size deserves."""
     if n < 2 * PER_THREAD:
-        return (work(0, n),)
+        return [work(0, n)]
     threads = min(torch.get_num_threads(), n // PER_THREAD, -(-n // unit))
     if threads == 1:
         return [work(0, n)]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+# Elements, channels or calls of something that a file may ask for.
+Count = Annotated[int, Field(ge=1, le=1 << 20)]
 
 
 class Spec(BaseModel):

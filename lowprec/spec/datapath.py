@@ -14,13 +14,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from lowprec.errors import LowprecError, unknown
-from lowprec.spec.base import Spec
+from lowprec.spec.base import Count, Spec
 from lowprec.spec.catalogue import load_format
 from lowprec.spec.format import AnyFormat, CodebookFormat, FloatFormat, Format, IntFormat
 from lowprec.spec.load import build, data_dir, read_toml
 from lowprec.spec.projection import Rounding
 
-Count = Annotated[int, Field(ge=1, le=1 << 20)]
 Bits = Annotated[int, Field(ge=1, le=64)]
 
 

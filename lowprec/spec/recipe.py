@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from lowprec.spec.approximation import Approximation, Estimate
-from lowprec.spec.base import Spec
+from lowprec.spec.base import Count, Spec
 from lowprec.spec.datapath import Datapath
 from lowprec.spec.quantizer import Quantizer
 from lowprec.spec.training import Delayed, InputGradient, WeightGradient
@@ -81,7 +81,7 @@ class Rule(Spec):
     delayed: Delayed | None = None
     input_gradient: InputGradient | None = None
     weight_gradient: WeightGradient | None = None
-    kv_block: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    kv_block: Count | None = None
     approximation: Approximation | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from lowprec.spec.base import Spec
+from lowprec.spec.base import Count, Spec
 from lowprec.spec.datapath import Datapath
 from lowprec.spec.quantizer import Quantizer
 
@@ -38,7 +38,7 @@ class WeightGradient(Spec):
     activation: Quantizer | None = None
     requantize: bool = False
     datapath: Datapath | None = None
-    rotation: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    rotation: Count | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
 
     @model_validator(mode="after")
@@ -61,6 +61,6 @@ class Delayed(Spec):
     saturate as the quantizer's projection says.
     """
 
-    history: Annotated[int, Field(ge=1, le=1 << 20)] = 1024
+    history: Count = 1024
     reduce: Literal["max", "most_recent"] = "max"
     margin: Annotated[int, Field(ge=0, le=30)] = 0

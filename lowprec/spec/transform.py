@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from lowprec.spec.base import Spec
+from lowprec.spec.base import Count, Spec
 from lowprec.spec.quantizer import Quantizer
 
 
@@ -27,7 +27,7 @@ class Transform(Spec):
     """
 
     smooth: Annotated[float, Field(ge=0, le=1)] | None = None
-    outliers: Annotated[int, Field(ge=1, le=1 << 20)] | None = None
+    outliers: Count | None = None
     outlier: Quantizer | None = None
     rotation: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
