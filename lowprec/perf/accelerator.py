@@ -14,8 +14,8 @@ from lowprec.spec import Spec
 
 class Memory(Spec):
     """Main memory of one chip, in bytes and bytes/s; `cache` is the last level that all cores
-    share, or the on-chip memory that software manages, in bytes, and `cache_bandwidth` what it
-    gives to all cores together."""
+    share, or the on-chip memory that software manages, in bytes, and `cache_bandwidth` what all
+    cores together get of the last cache (what several share by multicast counts for each)."""
 
     capacity: Quantity
     bandwidth: Quantity

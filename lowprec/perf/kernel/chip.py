@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from lowprec.perf.datapath import Datapath
@@ -18,15 +19,17 @@ LARGEST_CORE = 16384.0
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """bandwidth: bytes/s; clock: Hz; watts: 0 where unknown; vector: FP32 operations/s (an FMA is
-    one); width: operand bits per clock and core over those of the reference core, which is what
-    the core's way in is made for. No other datapath than the one in use counts."""
+    """bandwidth: bytes/s; cache_bandwidth: bytes/s to all cores, infinite where unknown; clock: Hz;
+    watts: 0 where unknown; vector: FP32 operations/s (an FMA is one); width: operand bits per clock
+    and core over those of the reference core, which is what the core's way in is made for. No other
+    datapath than the one in use counts."""
 
     name: str
     vendor: str
     family: str
     bandwidth: float
     cache: float
+    cache_bandwidth: float
     cores: float
     clock: float
     watts: float
@@ -55,12 +58,14 @@ def _chip(machine: Machine, rate: float) -> Chip:
     clock = machine.clock.value if machine.clock else CLOCK
     cores = machine.cores.value if machine.cores else rate / clock / REFERENCE_CORE
     cores = max(cores, rate / clock / LARGEST_CORE)
+    memory = machine.memory
     return Chip(
         name=machine.name,
         vendor=machine.vendor,
         family=machine.family or "",
-        bandwidth=machine.memory.bandwidth.value,
-        cache=machine.memory.cache.value if machine.memory.cache else 0.0,
+        bandwidth=memory.bandwidth.value,
+        cache=memory.cache.value if memory.cache else 0.0,
+        cache_bandwidth=memory.cache_bandwidth.value if memory.cache_bandwidth else math.inf,
         cores=cores,
         clock=clock,
         watts=machine.power.value if machine.power else 0.0,
