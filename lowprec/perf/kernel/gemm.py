@@ -2,8 +2,8 @@
 
 A result is cut into tiles of tm x tn, one to a core at a time. A core's tile takes, per element
 of K, the longer of its products (at `busy` of the core's rate) and of its operands' way into the
-core (`feed`, at most the core's share of the last cache's bandwidth), and at its ends the filling
-of its pipeline and the writing of its result. All cores work in waves, the last one partly idle;
+core (`feed`, and the core's share of the last cache's bandwidth), and at its ends the filling of
+its pipeline and the writing of its result. All cores work in waves, the last one partly idle;
 few tiles may split K and add up their parts. The chip's watts bound the FLOP/s of all cores
 together (clock.py). The memory's stream overlaps with that:
 time = hypot(cores, memory), close to the longer one, and more where both are long. Of all tiles
@@ -53,10 +53,8 @@ def kernel(shape: Shape, plan: Plan, read: float, written: float) -> tuple[float
     memory = (read / c.read + written / c.write) / chip.bandwidth
     cores, n, k = chip.cores, shape.n, shape.k
     core = plan.rate * plan.reach * c.busy / cores
-    feed = 8 * min(
-        c.feed * chip.clock * math.sqrt(chip.width * (x_bits + w_bits) / 32),
-        chip.cache_bandwidth / cores,
-    )
+    way_in = c.feed * chip.clock * math.sqrt(chip.width * (x_bits + w_bits) / 32)
+    feed = 8 / math.hypot(1 / way_in, cores / chip.cache_bandwidth)
     vector = chip.vector / cores
     fill = c.fill * REFERENCE_CLOCK / chip.clock
     power = min(plan.limit, sustained(chip.watts, plan.bits, c.energy))
