@@ -110,6 +110,22 @@ def test_bandwidth_and_rate_never_hurt(op: Matmul, rule: Rule, name: str, factor
         assert better.seconds.total <= here * (1 + 1e-9), what
 
 
+@given(MATMULS, st.sampled_from(RULES), st.sampled_from(["a100", "mi300x"]), st.floats(1, 4))
+def test_a_faster_cache_never_hurts(op: Matmul, rule: Rule, name: str, factor: float) -> None:
+    chip = machine(name)
+    better = chip.scaled("memory.cache_bandwidth", factor)
+    here, there = (price(op, rule, c, BF16, "kernel").seconds.total for c in (chip, better))
+    assert there <= here * (1 + 1e-9)
+
+
+def test_a_matmul_waits_for_the_cache() -> None:
+    chip = machine("mi300x")
+    op = Matmul(kind="matmul", path="a", m=256, n=4096, k=4096)
+    slower = chip.scaled("memory.cache_bandwidth", 0.25)
+    here, there = (price(op, RULES[0], c, BF16, "kernel").seconds.total for c in (chip, slower))
+    assert there > 1.5 * here
+
+
 @given(MATMULS, st.sampled_from(RULES))
 @settings(max_examples=50)
 def test_more_rows_never_take_less(op: Matmul, rule: Rule) -> None:
