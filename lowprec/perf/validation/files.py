@@ -1,4 +1,4 @@
-"""Validation files: CSV, or Parquet where pyarrow is there, in any of three layouts."""
+"""Validation files: CSV, or Parquet where pyarrow is there, in any of four layouts."""
 
 from __future__ import annotations
 
@@ -9,19 +9,32 @@ from typing import Any
 
 from lowprec.errors import LowprecError
 from lowprec.perf.validation.point import Point
+from lowprec.perf.validation.served import fields_of_bulk
 
 _TEXT = ("id", "hw", "what", "shape", "format", "unit", "level", "conditions", "source",
          "source_group", "note")  # fmt: skip
 _LONGEST = 1 << 24  # characters of one field
 _AIC = {"system", "gemm_dtype", "m", "n", "k"}
 _AITER = {"gfx", "cu_num", "fmt", "M", "N", "K"}
+_SERVED = {"system", "backend", "model_path", "mode", "isl", "osl", "conc"}
 _POINT = {"hw", "what", "shape", "format", "unit"}
-_LAYOUTS = (_AIC, _AITER, _POINT)
+_LAYOUTS = (_AIC, _AITER, _SERVED, _POINT)
+_OTHERS = "; ".join(", ".join(sorted(known)) for known in _LAYOUTS[:-1])
+# What rows of served points measured; where both columns are there, or none, the first is asked.
+_METRICS = {"TPOT": "silicon_tpot_ms", "TTFT": "silicon_ttft_ms"}
+_POOL = ("num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+_COUNTS = {"isl", "osl", "conc"}.union(
+    f"{p}{n}" for p in ("", "prefill_", "decode_") for n in _POOL
+)
 
 
 def read_points(path: str | Path) -> Iterator[Point]:
     """The points of a file in its order. Columns: those of `Point`; or system, stack, gemm_dtype,
-    m, n, k, latency_us (AIConfigurator); or gfx, cu_num, fmt, M, N, K, us (aiter).
+    m, n, k, latency_us; or system, backend, model_path, precision, mode, isl, osl, conc and the
+    numbers of chips (AIConfigurator, served points); or gfx, cu_num, fmt, M, N, K, us (aiter).
+
+    A served point is one of its time per output token, or of that to the first one where the file
+    has silicon_ttft_ms alone.
 
     LowprecError: no such file, or other columns.
     """
@@ -71,7 +84,8 @@ def _layout(columns: set[str], path: Path) -> None:
     if not any(columns >= known for known in _LAYOUTS):
         raise LowprecError(
             f"{path}: columns: expected id, hw, chips, level, what, shape, format, value, unit, "
-            f"conditions, source, source_group, note, got {', '.join(sorted(columns)) or 'none'}"
+            f"conditions, source, source_group, note (or those of {_OTHERS}), got "
+            f"{', '.join(sorted(columns)) or 'none'}"
         )
 
 
@@ -105,9 +119,33 @@ def _point(row: Mapping[str, Any], number: int) -> Point:
             conditions="best of kernels; operands pre-quantised",
             source_group=f"aiter-{row['gfx']}-{row['cu_num']}-{row['fmt']}",
         )
+    if columns >= _SERVED:
+        return _served(row, ident)
     text = {name: _text(row.get(name)) for name in _TEXT}
     chips = _number(row.get("chips"))
     return Point(**text | {"id": ident}, chips=chips or 1, value=_number(row.get("value")))
+
+
+def _served(row: Mapping[str, Any], ident: str) -> Point:
+    there = [metric for metric, column in _METRICS.items() if column in row]
+    metric = (there or ["TPOT"])[0]
+    # The words of the other tables say "nan" of what is not there.
+    fields = {name: _text(value) or "nan" for name, value in row.items()}
+    for name in _COUNTS & fields.keys():
+        fields[name] = "" if _number(row[name]) is None else fields[name]
+    words = fields_of_bulk(fields)
+    return Point(
+        id=ident,
+        hw=fields["system"],
+        what=f"{fields['model_path']} {fields['mode']} {metric}",
+        shape=words["shape"],
+        format=words["format"],
+        unit="ms",
+        level="e2e inference",
+        value=_number(row.get(_METRICS[metric])),
+        conditions=words["conditions"],
+        source_group=f"aic-e2e-{fields['system']}",
+    )
 
 
 def _text(value: Any) -> str:

@@ -159,6 +159,33 @@ def test_bulk_layouts(tmp_path: Path) -> None:
     assert fast.prediction.level == "transferred"
 
 
+# Rows of ai-dynamo/aiconfigurator@095f58a systems/silicon_sample.csv (from InferenceX), by column.
+SERVED = (
+    "id,backend,backend_version,model_path,system,precision,mode,isl,osl,gemm_quant_mode,tp_size,"
+    "attention_dp_size,moe_tp_size,moe_ep_size,silicon_ttft_ms,silicon_tpot_ms,conc\n"
+    "a,vllm,0.12.0,meta-llama/Llama-3.1-70B,h100_sxm,fp8,agg,1024,8192,fp8,2.0,1.0,2.0,1.0,,19.2,8\n"
+    "b,sglang,0.5.1,Qwen/Qwen3-32B,h100_sxm,,agg,4096,128,,4,,1.0,1.0,1384.5,,16\n"
+    "c,vllm,0.12.0,meta-llama/Llama-3.1-70B,h100_sxm,fp8,agg,many,8192,fp8,2,1,2,1,,19.2,8\n"
+)
+
+
+def test_served_points_by_column(tmp_path: Path) -> None:
+    path = tmp_path / "served.csv"
+    path.write_text(SERVED)
+    first, second, third = map(answer, read_points(path))
+    assert first.point.what == "meta-llama/Llama-3.1-70B agg TPOT"
+    assert first.prediction is not None, first.reason
+    assert first.prediction.low < 19.2 < first.prediction.high
+    assert (first.prediction.unit, first.point.value, second.point.value) == ("ms", 19.2, None)
+    assert second.prediction is not None, second.reason
+    assert "ISL=nan" in third.reason
+    path.write_text(SERVED.replace(",silicon_tpot_ms", ",other"))
+    alone = list(map(answer, read_points(path)))[1]
+    assert alone.point.what == "Qwen/Qwen3-32B agg TTFT"
+    assert alone.prediction is not None, alone.reason
+    assert alone.point.value == 1384.5
+
+
 def test_other_columns_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("a,b\n1,2\n")
