@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from lowprec.perf.hardware import Machine
+from lowprec.perf.kernel.attention import attention
+from lowprec.perf.kernel.matmul import matmul
+from lowprec.perf.kernel.vector import vector
 from lowprec.perf.roofline import Chips, Cost, cost
 from lowprec.spec import Attention, Format, Matmul, Rule
 from lowprec.spec.workload import Op
@@ -37,10 +40,6 @@ def price(
 
 
 def _kernel(op: Op, rule: Rule | None, machine: Machine, dtype: Format, skew: float) -> Cost:
-    from lowprec.perf.kernel.attention import attention
-    from lowprec.perf.kernel.matmul import matmul
-    from lowprec.perf.kernel.vector import vector
-
     match op:
         case Matmul():
             return matmul(op, rule, machine, dtype, skew)
