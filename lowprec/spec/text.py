@@ -71,6 +71,11 @@ def _usual(fmt: BlockFormat) -> str:
 def _suffix(granularity: str, where: str) -> str:
     if granularity.isdecimal():
         return f"g{granularity}"
+    if granularity in ("token", "row"):
+        raise LowprecError(
+            f"{where}: unknown granularity {granularity!r}; expected 'channel', one scale per row:"
+            " per token of an activation, per output channel of a weight"
+        )
     if granularity not in ("tensor", "channel"):
         raise unknown("granularity", granularity, ["tensor", "channel", "a block length"], where)
     return granularity

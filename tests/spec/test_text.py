@@ -95,6 +95,7 @@ def test_short_forms(text: str, spelled: str) -> None:
         ("float8_e4m3fn/floor", "needs the rule 'cast', or a granularity"),
         ("mxfp4/cast", "needs the rule one of"),
         ("int8/amax:chanel", "unknown granularity 'chanel'; did you mean 'channel'?"),
+        ("int8/amax:token", "expected 'channel', one scale per row: per token"),
         ("mxfp4/floor/nearest", "unknown rounding or saturation 'nearest'"),
         ("mxfp4/floor/up/down", "unknown rounding or saturation 'down'"),
         ("mxfp4/floor/satfinite", "did you mean 'SatFinite'?"),
