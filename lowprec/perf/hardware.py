@@ -12,6 +12,7 @@ from lowprec.errors import LowprecError, unknown
 from lowprec.perf.accelerator import Machine
 from lowprec.perf.facts import Facts
 from lowprec.perf.inherit import cited, merged
+from lowprec.perf.names import Spelled, meant
 from lowprec.spec import load_format, read_toml
 from lowprec.spec.load import build
 
@@ -26,21 +27,41 @@ def list_machines() -> list[str]:
 
 
 def machine(name: str | Path) -> Machine:
-    """A machine by name, by an alias of it (case and punctuation aside), or from a .toml file.
+    """A machine by name, by an alias of it (case and punctuation, makers and boards aside), or from
+    a .toml file.
 
     LowprecError names the file, the key and the nearest valid name.
     """
     text = str(name)
-    if text.endswith(".toml"):
-        return _file(Path(text))
-    names = list_machines()
-    if text in names:
-        return _built_in(text)
+    return _file(Path(text)) if text.endswith(".toml") else _built_in(_named(text))
+
+
+@cache
+def _named(text: str, where: str = "") -> str:
+    """The machine that `text` means: "NVIDIA H200 141GB HBM3e" is h200.
+
+    LowprecError: none, several, or one with another memory.
+    """
+    if text in list_machines():  # without a look into all files
+        return text
     aliases = machine_aliases()
     if (known := aliases.get(_plain(text))) is not None:
-        return _built_in(known)
-    # "h100" means h100_sxm and not h200, which has more letters in common.
-    raise unknown("machine", text, [n for n in names if n.startswith(text)] or names)
+        return known
+    spelled = Spelled.of(text)
+    found = meant(spelled, aliases)
+    fitting = [name for name in found if spelled.agrees(_capacities(_built_in(name)))]
+    if len(fitting) == 1:
+        return fitting[0]
+    if found:
+        sizes = (f"{name} has {_built_in(name).memory.capacity.value / 1e9:g} GB" for name in found)
+        place = f"{where}: " if where else ""
+        raise LowprecError(f"{place}unknown machine {text!r}: {', '.join(sizes)}")
+    raise unknown("machine", text, list_machines(), where)
+
+
+def _capacities(machine: Machine) -> list[float]:
+    capacity = machine.memory.capacity
+    return [capacity.value, *(other.value for other in capacity.disputed)]
 
 
 @cache
@@ -94,10 +115,7 @@ def _data(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], Any]:
 def _path(base: str, beside: Path) -> Path:
     if base.endswith(".toml"):
         return beside.parent / base
-    known = machine_aliases().get(_plain(base))
-    if known is None:
-        raise unknown("machine", base, list_machines(), f"{beside}: based_on")
-    return _FOLDER / f"{known}.toml"
+    return _FOLDER / f"{_named(base, f'{beside}: based_on')}.toml"
 
 
 def _formats(data: dict[str, Any], where: str) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_no_unit_slipped(name: str) -> None:
     chip = machine(name)
     assert 0.008 < chip.memory.capacity.value / chip.memory.bandwidth.value < 0.6
     peak = max(path.rate.value for path in chip.datapaths)
-    assert 100 < peak / chip.memory.bandwidth.value < 3000
+    assert 50 < peak / chip.memory.bandwidth.value < 3000
     assert 3 < peak / chip.vector.rate.value < 500
     if chip.cores and chip.clock:
         per_cycle = peak / chip.cores.value / chip.clock.value
@@ -117,12 +117,48 @@ def test_names_by_which_chips_are_known() -> None:
     assert {alias: machine(alias).name for alias in known} == known
 
 
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("NVIDIA H200 141GB HBM3e", "h200"),
+        ("H100 SXM5 80 GB", "h100_sxm"),
+        ("H100 HBM2e", "h100_hbm2e"),
+        ("nvidia_h100-pcie-80gb", "h100_pcie"),
+        ("A100 40GB", "a100_40gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100_pcie_40gb"),
+        ("DGX B200 192GB", "b200"),
+        ("RTX5090", "rtx_5090"),
+        ("Intel Gaudi3 OAM", "gaudi3"),
+        ("AMD MI300X", "mi300x"),
+        ("TPUv5e", "tpu_v5e"),
+    ],
+)
+def test_makers_boards_and_spaces_tell_no_chips_apart(spelled: str, name: str) -> None:
+    assert machine(spelled) is machine(name)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "message"),
+    [
+        ("A100 16GB", "a100 has 80 GB, a100_40gb has 40 GB"),
+        ("NVIDIA H200 96GB", "unknown machine 'NVIDIA H200 96GB': h200 has 141 GB"),
+        ("NVIDIA", "unknown machine 'NVIDIA'"),
+        ("80GB", "unknown machine '80GB'"),
+        ("", "unknown machine ''"),
+        ("MI300", "unknown machine 'MI300'"),
+    ],
+)
+def test_gigabytes_and_what_is_left_do(spelled: str, message: str) -> None:
+    with pytest.raises(LowprecError, match=message):
+        machine(spelled)
+
+
 def test_two_machines_with_one_alias_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import lowprec.perf.hardware as hardware
 
     twice = {"aliases": ["H100!"]}
     monkeypatch.setattr(hardware, "read_toml", lambda _: twice)
-    with pytest.raises(LowprecError, match="a100 and arc_b60: both 'H100!'"):
+    with pytest.raises(LowprecError, match="a10 and a100: both 'H100!'"):
         machine_aliases.__wrapped__()
 
 
