@@ -11,30 +11,58 @@ from lowprec.perf.accelerator import Machine
 from lowprec.perf.datapath import Operand
 from lowprec.spec import BlockFormat, FloatFormat, Format, load_format
 
-_SIXTEEN = r"(?:b(?:f|float)_?16|f(?:p|loat)?_?16|half)"
-_E4M3 = "float8_e4m3fn"
+_E4M3, _E5M2 = "float8_e4m3fn", "float8_e5m2"
+_WO = r"(?:wo\b|weight[-_ ]?only|a16\b|a16w|a16_)"
+_16 = r"(?:b(?:f|float)_?16|f(?:p|loat)?_?16|half)"
+_FP8 = r"(?:fp8|float8|e4m3|e5m2|f8)"
+_INT4 = r"(?:int4|awq|gptq)"
+# What a kernel writes or adds up in is not what it multiplies.
+_RESULT = re.compile(
+    r"[,;(/ ]*\b(?:bf16|bfloat16|fp16|float16|fp32|float32|int32)[-_ ]*(?:out|acc)\w*\)?"
+)
 # Operand of x, operand of w, by a pattern over the name in lower case; the first that matches.
+# "wide": the type that nothing was quantized to; "1x128" and "128x128": DeepSeek's blocks; "int4":
+# in groups; "fp4": the vendor's own; "": the name itself; "?": two that no kernel multiplies.
 _NAMES: tuple[tuple[str, str, str], ...] = (
-    (r"w4a16.*mxfp4|mxfp4.*(?:w4a16|weight)|a16w4.*mxfp4", "wide", "mxfp4"),
-    (r"w4a16.*nvfp4|nvfp4.*(?:w4a16|weight)", "wide", "nvfp4"),
-    (r"w4a8.*mxfp4|mxfp4.*mxfp8|mxfp8.*mxfp4|a8w4.*mxfp4|a8w4_?mx", "mxfp8_e4m3", "mxfp4"),
-    (r"w4a8.*(?:int4|awq)|(?:int4|awq).*w4a8", f"{_E4M3}_tensor", "int4_g128_bfloat16"),
-    (r"(?:int4|w4|awq|gptq).*(?:wo|weight|a16|awq|gptq)|^awq|^gptq|^w4a16|a16w4|^u?int4$|marlin",
-     "wide", "int4_g128_bfloat16"),
-    (r"(?:int8|w8).*(?:wo|weight|a16)|^w8a16|a16w8", "wide", "int8_channel"),
-    (r"fp8.*(?:wo\b|weight[-_ ]only|w8a16)", "wide", f"{_E4M3}_channel"),
+    (r"^hif4$", "hif4", "hif4"),
+    (r"^hi(?:float|f)8", "hifloat8_tensor", "hifloat8_tensor"),
+    (r"^(mx[469]|msfp1[26]|nvint4|mxint8)$", "", ""),
+    (r"^(?:gguf[-_ ])?q4_k\w*", "wide", "gguf_q4_k"),
+    (r"^(?:gguf[-_ ])?q([2-8]_[01k])\w*", "wide", r"gguf_q\1"),
+    (r"\bnf4|^bnb.*4", "wide", "nf4_g64"),
+    (rf"mxfp4.*{_WO}|{_WO}.*mxfp4|{_16} ?[x_+-] ?mxfp4|mxfp4_{_16}|mxfp4.*\b{_16} act", "wide",
+     "mxfp4"),
+    (rf"nvfp4.*{_WO}|{_WO}.*nvfp4|{_16} ?[x_+-] ?nvfp4|nvfp4_{_16}|nvfp4.*\b{_16} act", "wide",
+     "nvfp4"),
+    (rf"nvfp4 ?[x+/] ?(?:mx)?fp8|fp8 ?[x+/] ?nvfp4|{_FP8} ?[x+] ?{_16}|{_16} ?\+", "", "?"),
+    (r"w4a8.*fp4|mxfp4.*mxfp8|mxfp8.*mxfp4|a8w4.*mxfp4|a8w4_?mx|fp8 ?x ?(?:mx)?fp4", "mxfp8_e4m3",
+     "mxfp4"),
+    (rf"w4a8.*(?:{_INT4}|{_FP8})|{_INT4}.*w4a8", f"{_E4M3}_tensor", "int4"),
+    (r"w4a8.*(?:int8|qserve)|qserve", "int8_channel", "int4"),
+    (r"w4a4.*int4|int4.*w4a4|int4 ?x ?int4", "int4_channel", "int4_channel"),
+    (rf"(?:int4|w4).*(?:wo|weight|a16|{_16} ?act)|awq|gptq|a16w4|marlin", "wide", "int4"),
+    (rf"^u?int4(?:[-_ ,]*(?:g|group).*)?$|{_16} ?x ?u?int4", "wide", "int4"),
+    (rf"{_FP8}.*{_WO}|{_WO}.*{_FP8}|{_16} ?x ?{_FP8}|w8a16.*{_FP8}|{_FP8}.*w8a16", "wide",
+     f"{_E4M3}_channel"),
+    (rf"(?:int8|w8).*(?:wo|weight|a16|{_16} ?act)|^w8a16|a16w8|{_16}.*int8 weight|{_16} ?x ?int8",
+     "wide", "int8_channel"),
+    (rf"fp6.*{_WO}|{_WO}.*fp6|fp6[-_ ]?llm|w6a16|a16w6|quant-?llm", "wide",
+     "float6_e3m2fn_channel"),
     (r"nvfp4|fp4.*nv", "nvfp4", "nvfp4"),
-    (r"mxfp4|mx[-_ ]?fp4|a4w4|w4a4|fp4", "mxfp4", "mxfp4"),
-    (r"mxfp6|fp6", "mxfp6_e2m3", "mxfp6_e2m3"),
+    (r"mxfp4|mx[-_ ]?fp4|a4w4", "mxfp4", "mxfp4"),
+    (r"fp4\b", "fp4", "fp4"),
+    (r"(?:mx)?fp6.*e3m2", "mxfp6_e3m2", "mxfp6_e3m2"),
+    (r"(?:mx)?fp6(?!\d)", "mxfp6_e2m3", "mxfp6_e2m3"),
+    (r"mx[-_ ]?fp8.*e5m2", "mxfp8_e5m2", "mxfp8_e5m2"),
     (r"mxfp8|mx[-_ ]?fp8", "mxfp8_e4m3", "mxfp8_e4m3"),
-    (r"(?:fp8|float8|e4m3|a8w8|w8a8).*(?:block|128|groupwise|deepseek)|^a8w8_blockscale",
-     "block", "block"),
+    (rf"(?:{_FP8}|a8w8|w8a8).*(?:block|128|groupwise|deepseek)", "1x128", "128x128"),
+    (rf"{_FP8}.*(?:tok|row|channel|ptpc)", f"{_E4M3}_channel", f"{_E4M3}_channel"),
+    (r"e5m2(?!.*e4m3)", f"{_E5M2}_tensor", f"{_E5M2}_tensor"),
+    (_FP8, f"{_E4M3}_tensor", f"{_E4M3}_tensor"),
     (r"int8|i8|smooth|^sq\b|w8a8|a8w8", "int8_channel", "int8_channel"),
-    (r"(?:fp8|float8|e4m3).*(?:tok|row|channel|ptpc|per[-_ ]?row)",
-     f"{_E4M3}_channel", f"{_E4M3}_channel"),
-    (r"fp8|float8|e4m3|f8", f"{_E4M3}_tensor", f"{_E4M3}_tensor"),
-    (_SIXTEEN, "wide", "wide"),
-    (r"tf32|tfloat32|fp32|float32", "tf32", "tf32"),
+    (rf"{_16}|a16w16|w16a16", "wide", "wide"),
+    (r"tf32|tfloat32", "tfloat32", "tfloat32"),
+    (r"fp32|float32", "float32", "float32"),
 )  # fmt: skip
 
 
@@ -49,23 +77,39 @@ class Operands:
 
 def operands_of(name: str, machine: Machine) -> Operands:
     """The operands of a matmul that is called `name`; LowprecError if that says nothing known."""
-    text = name.strip().lower()
+    text = _RESULT.sub("", name.strip().lower())
     wide = "float16" if re.search(r"(?<!b)(?<!bf)(?:fp16|float16|half)", text) else "bfloat16"
     for pattern, x, w in _NAMES:
-        if re.search(pattern, text):
+        if found := re.search(pattern, text):
+            if w == "?":
+                break
+            if x in ("tfloat32", "float32"):
+                wide = x
+            x, w = (_named(which or found[1], found, text, machine) for which in (x, w))
             dtype = _scalar(wide)
-            if x == "tf32":
-                dtype = _scalar("tfloat32")
-            if x in ("wide", "tf32"):
-                return Operands(dtype, dtype if w in ("wide", "tf32") else _format(w), dtype)
-            if x == "block":
-                suffix = "_e8m0" if _scales_blocks(machine) else ""
-                x, w = f"{_E4M3}_1x128{suffix}", f"{_E4M3}_128x128{suffix}"
-            return Operands(_own(_format(x), machine), _own(_format(w), machine), dtype)
+            return Operands(_operand(x, dtype, machine), _operand(w, dtype, machine), dtype)
     raise LowprecError(
         f"format: {name!r} is not known; expected a name such as bf16, fp8 (per tensor), "
-        "fp8_block, fp8_ptok, int8, int8_wo, int4_wo, nvfp4, mxfp4 or mxfp8"
+        "fp8_block, fp8_ptok, int8, int8_wo, int4_wo, w4a8 fp8, nvfp4, mxfp4 or mxfp8"
     )
+
+
+def _named(which: str, found: re.Match[str], text: str, machine: Machine) -> str:
+    """The format of one side of `_NAMES`."""
+    if which == "int4":
+        size = re.search(r"\bg(?:roup)?(?:[-_ ]?size)?[-_ =]?(\d+)", text)
+        return f"int4_g{size[1] if size else 128}_bfloat16"
+    if which == "fp4":
+        return "nvfp4" if machine.vendor == "NVIDIA" else "mxfp4"
+    if which in ("1x128", "128x128"):
+        return f"{_E4M3}_{which}{'_e8m0' if _scales_blocks(machine) else ''}"
+    return found.expand(which)
+
+
+def _operand(name: str, dtype: Format, machine: Machine) -> Operand:
+    if name in ("wide", "tfloat32", "float32"):
+        return dtype
+    return _own(_format(name), machine)
 
 
 def _own(operand: Operand, machine: Machine) -> Operand:

@@ -73,11 +73,44 @@ def test_sizes(text: str, expected: dict[str, int]) -> None:
         ("fp8", "trainium2", "float8_e4m3_tensor", None),
         ("fp8", "mi300x", "float8_e4m3fn_tensor", None),
         ("fp8_block", "inferentia2", "float8_e4m3_1x128", "float8_e4m3_128x128"),
+        ("W8A8 FP8 per-token", "h100_sxm", "float8_e4m3fn_channel", None),
+        ("W8A16 FP8", "a100", "bfloat16", "float8_e4m3fn_channel"),
+        ("fp8 e5m2", "h100_sxm", "float8_e5m2_tensor", None),
+        ("mxfp8 e5m2", "b200", "mxfp8_e5m2", None),
+        ("MXFP6 E3M2", "b200", "mxfp6_e3m2", None),
+        ("FP6-LLM", "a100", "bfloat16", "float6_e3m2fn_channel"),
+        ("w4a8 fp8", "h100_sxm", "float8_e4m3fn_tensor", "int4_g128_bfloat16"),
+        ("QServe W4A8", "a100", "int8_channel", "int4_g128_bfloat16"),
+        ("W4A4 int4", "a100", "int4_channel", None),
+        ("int4 g128", "a100", "bfloat16", "int4_g128_bfloat16"),
+        ("int4 weight-only, group 64", "a100", "bfloat16", "int4_g64_bfloat16"),
+        ("nvfp4 weight-only", "h100_sxm", "bfloat16", "nvfp4"),
+        ("nvfp4, weights in nvfp4", "b200", "nvfp4", None),
+        ("fp4", "b200", "nvfp4", None),
+        ("fp4", "mi355x", "mxfp4", None),
+        ("bf16 x mxfp4", "h100_sxm", "bfloat16", "mxfp4"),
+        ("fp8 in, bf16 out", "h100_sxm", "float8_e4m3fn_tensor", None),
+        ("HiF4", "b200", "hif4", None),
+        ("hif8", "ascend_950dt", "hifloat8_tensor", None),
+        ("NF4", "a100", "bfloat16", "nf4_g64"),
+        ("Q4_K_M", "rtx_4090", "bfloat16", "gguf_q4_k"),
+        ("fp32", "a100", "float32", None),
+        ("tf32", "a100", "tfloat32", None),
     ],
 )
 def test_formats_by_their_names(name: str, chip: str, x: str, w: str | None) -> None:
     found = operands_of(name, machine(chip))
     assert (found.x.name, found.w.name) == (x, w or x)
+
+
+@pytest.mark.parametrize(
+    "name", ["w4a8", "w4a4", "fp64", "NVFP4 x FP8", "fp8 x bf16", "bf16+fp8", "fp12", "auto"]
+)
+def test_formats_that_say_too_little(name: str) -> None:
+    with pytest.raises(LowprecError, match=re.escape(name)):
+        operands_of(name, machine("b200"))
+    with pytest.raises(LowprecError, match="int4_g7"):
+        operands_of("int4 g7", machine("b200"))
 
 
 @pytest.mark.parametrize(
