@@ -3,8 +3,8 @@
 python benchmarks/fit_serving.py     # rewrites lowprec/perf/serving/backends.toml; 10 minutes
 
 Seven constants per library from times per output token and times to the first one, of servers that
-prefill and decode together; those that do so apart are not fitted to, and their errors printed.
-Then each chip, model and format is left out in turn. The intervals come from left-out chips.
+prefill and decode together; `held` and `waits`, which all libraries share, from those that do so
+apart. Then each chip, model and format is left out in turn. The intervals come from left-out chips.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from lowprec.perf.hardware import machine
+from lowprec.perf.serving import Served
 from lowprec.perf.serving.backend import FILE, Backend, backend
 from lowprec.perf.validation.files import read_points
 from lowprec.perf.validation.point import Point
@@ -46,10 +47,13 @@ HEAD = """# Written by benchmarks/fit_serving.py from validation/serving.csv: {p
 #   a whole chip left out   {chip}
 #   a whole model left out  {model}
 #   a whole format left out {format}
-# of {apart} servers that prefill and decode on chips of their own, not fitted to:
+# of {apart} servers that prefill and decode on chips of their own, fitted to by `held` alone:
 #                           {other}
-# interval, first_interval: quantiles of measured over predicted with chips left out. chunk, mixed:
-# the libraries' defaults for servers.
+# interval, first_interval: quantiles of measured over predicted with chips left out. held: median
+# share of an answer's time in the first tokens of {full} servers apart whose places are all taken,
+# with a chip left out {held}. waits: 95 % of the servers apart wait
+# no longer for a first token than first_interval says and that share of an answer's time. chunk,
+# mixed: the libraries' defaults for servers.
 """
 
 
@@ -150,10 +154,55 @@ def interval(ratios: Sequence[tuple[float, float]], which: int) -> str:
     return f"[{low:.2f}, {high:.2f}]"
 
 
+def full(apart: Sequence[Server]) -> list[tuple[Server, int]]:
+    """Those that decode on several servers whose places are all taken, and how many servers."""
+    pools = [(s, s.load.pools) for s in apart]
+    return [(s, p.decode) for s, p in pools if p and p.places and p.decode > 1]
+
+
+def held(servers: Sequence[tuple[Server, int]], fitted: Mapping[str, Backend]) -> float:
+    """Median wait for a place, as a share of the answer's time on one of very many servers."""
+    shares = []
+    for server, decode in servers:
+        found = server.load.served(fitted[server.library].model_copy(update={"held": 0.0}))
+        wait = server.times[1] - found.ttft.p50
+        shares.append(wait / (answer(server, found) * (1 - 1 / decode)))
+    return max(0.0, round(float(np.median(shares)), 3))
+
+
+def waits(servers: Sequence[Server], fitted: Mapping[str, Backend], most: float) -> float:
+    """What users of servers apart wait for a first token beyond `most` times what is predicted: the
+    share of an answer's time that 95 % of the servers stay below."""
+    shares = []
+    for server in servers:
+        found = server.load.served(fitted[server.library])
+        shares.append((server.times[1] - most * found.ttft.p50) / answer(server, found))
+    return max(0.0, round(float(np.quantile(shares, 0.95)), 2))
+
+
+def fit_apart(
+    apart: Sequence[Server], fitted: Mapping[str, Backend], chips: Sequence[tuple[float, float]]
+) -> tuple[dict[str, Backend], str]:
+    """The libraries with both shares of servers apart, and `held` with each chip left out."""
+    places = full(apart)
+    names = sorted({chip(s) for s, _ in places})
+    shares = {name: held([p for p in places if chip(p[0]) != name], fitted) for name in names}
+    own = {"held": held(places, fitted)}
+    ready = {name: library.model_copy(update=own) for name, library in fitted.items()}
+    most = float(np.quantile(1 / np.array(chips)[:, 1], 0.95))
+    own = {"waits": waits(apart, ready, most)}
+    ready = {name: library.model_copy(update=own) for name, library in ready.items()}
+    return ready, ", ".join(f"{name} {share}" for name, share in shares.items())
+
+
+def answer(server: Server, found: Served) -> float:
+    return found.tpot.p50 * server.load.traffic.mean_output
+
+
 def section(library: Backend, own: Sequence[Server], chips: Sequence[tuple[float, float]]) -> str:
     error = say([s.ratios(library) for s in own])
     lines = [f"\n[{library.name}]"]
-    lines += [f"{key} = {getattr(library, key):.3g}" for key in PRIOR]
+    lines += [f"{key} = {getattr(library, key):.3g}" for key in (*PRIOR, "held", "waits")]
     lines += [f"chunk = {library.chunk}", f"mixed = {str(library.mixed).lower()}"]
     lines += [f"interval = {interval(chips, 0)}", f"first_interval = {interval(chips, 1)}"]
     return "\n".join([*lines, f'source = "{len(own)} servers: {error}"', ""])
@@ -162,9 +211,10 @@ def section(library: Backend, own: Sequence[Server], chips: Sequence[tuple[float
 def main() -> None:
     every = list(servers())
     data = [s for s in every if s.load.pools is None]
+    apart = [s for s in every if s.load.pools is not None]
     fitted = {name: fit(name, [s for s in data if s.library == name]) for name in LIBRARIES}
     chips, models, formats = (left_out(data, key) for key in (chip, model, fmt))
-    apart = [s for s in every if s.load.pools is not None]
+    fitted, shares = fit_apart(apart, fitted, chips)
     text = HEAD.format(
         points=len(data),
         fitted=say([s.ratios(fitted[s.library]) for s in data]),
@@ -173,6 +223,8 @@ def main() -> None:
         format=say(formats),
         apart=len(apart),
         other=say([s.ratios(fitted[s.library]) for s in apart]),
+        full=len(full(apart)),
+        held=shares,
     )
     print(text)
     for name in LIBRARIES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 
 import pytest
@@ -65,6 +66,40 @@ def test_times_per_token_are_near_and_within_their_intervals() -> None:
         assert found.low < measured < found.high
         errors.append(abs(found.value / measured - 1))
     assert statistics.median(errors) < 0.25
+
+
+def apart(shape: str, chip: str = "H200-SXM") -> tuple[float, float, float]:
+    """Time to the first token in seconds, and its interval."""
+    layout = "tp8 dp1 moe_tp1 ep8"
+    for pool in ("prefill", "decode"):
+        shape = re.sub(rf"({pool} \S+)", rf"\1 x {layout}", shape)
+    found = serving.predict(
+        Point(id="x", hw=chip, what="deepseek-ai/DeepSeek-V3 disagg TTFT", shape=shape, unit="s",
+              format="fp8 (gemm fp8)", conditions="trtllm 0.8", level="e2e inference")
+    )  # fmt: skip
+    assert found is not None
+    return found.value, found.low, found.high
+
+
+# Same source: H200, one server prefills and nine decode.
+@pytest.mark.parametrize(("users", "measured"), [(36, 0.673), (144, 1.037), (576, 1.808)])
+def test_first_tokens_of_servers_apart_are_near(users: int, measured: float) -> None:
+    value, low, high = apart(f"ISL=1024 OSL=1024 conc={users} prefill 1 decode 9")
+    assert value == pytest.approx(measured, rel=0.45)
+    assert low < measured < high
+
+
+def test_a_load_of_a_power_of_two_per_server_fills_its_places() -> None:
+    full, *_ = apart("ISL=1024 OSL=1024 conc=64 prefill 1 decode 4")
+    more, low, high = apart("ISL=1024 OSL=1024 conc=68 prefill 1 decode 4")
+    assert full > more  # 17 places of at least 17: nobody waits
+    assert high / more > more / low  # but there may be fewer places
+
+
+@pytest.mark.parametrize("count", ["0", "nan", "1.5", ""])
+def test_pools_of_no_known_size_are_a_reason(count: str) -> None:
+    with pytest.raises(LowprecError, match="does not say how many workers"):
+        apart(f"ISL=1024 OSL=1024 conc=64 prefill 1 decode {count}")
 
 
 # arXiv 2205.05198 table 5.

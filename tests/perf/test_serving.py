@@ -146,6 +146,44 @@ def test_disaggregated_pools() -> None:
         transfer_seconds(ONE, ONE, Disaggregated(prefill=1, decode=1, over="front_end"), 1)
 
 
+def test_who_finds_no_place_to_decode_waits_by_littles_law() -> None:
+    traffic = Traffic(input=512, output=256, concurrency=24)
+    some = disaggregated(ONE, ONE, Disaggregated(prefill=2, decode=1, places=16), traffic)
+    all_in = disaggregated(ONE, ONE, Disaggregated(prefill=2, decode=1), traffic)
+    assert (some.queued, all_in.queued) == (8, 0)
+    assert some.batch == pytest.approx(16, rel=1e-6)
+    answer = 256 * some.tpot.p50
+    assert some.ttft.p50 == pytest.approx(8 / 16 * answer, rel=0.01)
+    assert some.tokens_per_second < all_in.tokens_per_second
+    for found in (some, all_in):  # users = rate times what one of them waits and reads
+        held = found.tokens_per_second / 256 * (found.ttft.p50 + 256 * found.tpot.p50)
+        assert held == pytest.approx(24)
+
+
+def test_full_decoding_servers_do_not_fill_evenly() -> None:
+    traffic = Traffic(input=512, output=256, concurrency=32)
+    first = {
+        (decode, places): disaggregated(
+            ONE, ONE, Disaggregated(prefill=2, decode=decode, places=places), traffic
+        ).ttft.p50
+        for decode, places in [(1, 32), (1, 33), (4, 8), (4, 9)]
+    }
+    assert first[1, 32] == pytest.approx(first[1, 33])  # one server has no other beside it
+    assert first[4, 8] > first[4, 9] * 1.05
+
+
+def test_a_busy_prefill_pool_takes_short_prompts_together() -> None:
+    prompts = 8
+    length = ONE.backend.chunk // prompts
+    alone, _ = prompt_seconds(ONE, length)
+    traffic = Traffic(input=length, output=2, concurrency=4096)
+    found = disaggregated(ONE, ONE, Disaggregated(prefill=1, decode=4), traffic)
+    assert found.utilisation == pytest.approx(1)
+    rate = found.tokens_per_second / 2
+    assert rate > 1.2 / alone
+    assert rate == pytest.approx(prompts / ONE.prefill(ONE.backend.chunk))
+
+
 def test_percentiles_interpolate() -> None:
     found = Percentiles.of([4.0, 1.0, 2.0, 3.0])
     assert (found.mean, found.p50) == (2.5, 2.5)

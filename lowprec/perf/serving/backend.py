@@ -15,6 +15,7 @@ from lowprec.spec.load import build
 FILE = Path(__file__).parent / "backends.toml"
 _INTERVALS = ("interval", "first_interval")
 Seconds = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0)]
 
 
 class Backend(Spec):
@@ -30,6 +31,9 @@ class Backend(Spec):
     processed together with running sequences, or in passes of their own. interval, first_interval:
     ratios of measured over predicted time per output token, and to the first, that 90 % of the
     points lie between; source: the points that the constants were fitted to.
+    Of servers whose prefill and decode are apart, as shares of an answer's time: held: what a
+    request waits for a place on one of many decoding servers that are all full, as they do not fill
+    evenly; waits: what first tokens take at most beyond first_interval (95 % of the points).
     """
 
     name: str
@@ -44,6 +48,8 @@ class Backend(Spec):
     mixed: bool
     interval: tuple[float, float]
     first_interval: tuple[float, float]
+    held: Share
+    waits: Share
     source: Annotated[str, Field(min_length=10)]
 
 

@@ -21,10 +21,12 @@ _ROUNDS = 40
 
 class Disaggregated(Spec):
     """How many copies prefill and how many decode, and the network that the cache takes: between
-    the chips' own adapters ("scale_out"), or through the hosts ("front_end")."""
+    the chips' own adapters ("scale_out"), or through the hosts ("front_end"). places: answers at a
+    time of each copy that decodes, as its server is set up; None: what its memory holds."""
 
     prefill: Workers
     decode: Workers
+    places: Workers | None = None
     over: Literal["scale_out", "front_end"] = "scale_out"
 
 
@@ -34,9 +36,9 @@ def disaggregated(
     """TTFT and TPOT of a closed loop of `traffic.concurrency` users, in the steady state.
 
     Requests pass the prefill pool, the network and the decode pool. Their rate is what the prefill
-    pool can do, or what the users ask for if that is less; by Little's law it gives the batch of
-    the decode pool, and what is left of a user's time is the time to the first token, or what load
-    generators see of the library, if that is more.
+    pool can do, or the decode pool's places, or what the users ask for, whichever is least. By
+    Little's law it gives the batch of the decode pool, and what is left of a user's time is the
+    time to the first token; that is not less than what load generators see of the library.
     LowprecError: an open loop, or users whose caches the decode pool cannot hold.
     """
     users = traffic.concurrency
@@ -44,23 +46,28 @@ def disaggregated(
         raise LowprecError(
             "rate: expected concurrency: disaggregated serving is a closed loop here"
         )
-    prompt, _ = prompt_seconds(prefill, round(traffic.mean_input))
-    ranks = prefill.plan.attention_dp * prefill.plan.dp
-    most = pools.prefill * ranks / prompt
-    sent = transfer_seconds(prefill, decode, pools, round(traffic.mean_input))
+    length = round(traffic.mean_input)
+    prompt, _ = prompt_seconds(prefill, length)
+    loaded = _loaded_prompt(prefill, length, prompt)
+    ranks = pools.prefill * prefill.plan.attention_dp * prefill.plan.dp
+    most = ranks / loaded
+    sent = transfer_seconds(prefill, decode, pools, length)
+    queued = first_token(prefill, prompt, loaded * max(0.0, users / ranks - 1))
     output = traffic.mean_output
     context = traffic.mean_input + output / 2
-    room = decode.room(traffic.input + traffic.output) * pools.decode
-    batch = min(users, room) / pools.decode
+    room = decode.room(traffic.input + traffic.output)
+    places = pools.decode * min(room, pools.places or room)
+    held = decode.backend.held * (1 - 1 / pools.decode) if users >= places else 0.0
+    busy = float(min(users, places))
+    batch = busy / pools.decode
     rate = step = 0.0
     for _ in range(_ROUNDS):
         step = decode.decode(max(1.0, batch), context)
         answer = output * step
-        rate = min(most, users / (prompt + sent + answer))
-        batch = (batch + min(rate * answer, float(min(users, room))) / pools.decode) / 2
+        rate = min(most, places / answer, users / (queued + sent + (1 + held) * answer))
+        batch = (batch + min(rate * answer, busy) / pools.decode) / 2
     tpot = step + sent / output
-    queued = first_token(prefill, prompt, users / (ranks * pools.prefill))
-    first = max(queued, users / rate - output * tpot)
+    first = users / rate - output * tpot
     layouts = [(pools.prefill, prefill), (pools.decode, decode)]
     chips = pools.prefill * prefill.plan.chips + pools.decode * decode.plan.chips
     low, high = decode.backend.interval
@@ -81,8 +88,14 @@ def disaggregated(
         tokens_per_second=rate * output,
         tokens_per_second_per_chip=rate * output / chips,
         utilisation=rate / most,
-        queued=max(0, users - room),
+        queued=max(0, users - places),
     )
+
+
+def _loaded_prompt(prefill: Service, length: int, alone: float) -> float:
+    """Seconds of a rank per prompt while others wait: a pass takes as many as its chunk holds."""
+    together = prefill.backend.chunk // length
+    return min(alone, prefill.prefill(together * length) / together) if together > 1 else alone
 
 
 def transfer_seconds(prefill: Service, decode: Service, pools: Disaggregated, tokens: int) -> float:

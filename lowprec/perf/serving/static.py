@@ -37,7 +37,8 @@ def static(service: Service, traffic: Traffic) -> Served:
         batch = (batch + max(1.0, target)) / 2
     rate = most * output / (ttft + output * tpot)
     waiting = max(0, users - room)
-    first = first_token(service, prompt, most / ranks) + waiting / room * output * tpot
+    others = prompt * max(0.0, most / ranks - 1)
+    first = first_token(service, prompt, others) + waiting / room * output * tpot
     low, high = service.backend.interval
     return Served(
         machine=service.machine.name,
@@ -60,11 +61,11 @@ def static(service: Service, traffic: Traffic) -> Served:
     )
 
 
-def first_token(service: Service, prompt: float, users: float) -> float:
-    """Seconds to a first token as load generators see it, who start all users at once; `prompt`
-    seconds for each of the `users` of one rank (see `Backend`)."""
+def first_token(service: Service, prompt: float, others: float) -> float:
+    """Seconds to a first token as load generators see it, who start all users at once: of a prompt
+    of `prompt` seconds, and `others` for the prompts of the rank's other users (see `Backend`)."""
     library = service.backend
-    return library.first + prompt * (library.prompts + library.burst * max(0.0, users - 1))
+    return library.first + library.prompts * prompt + library.burst * others
 
 
 def prompt_seconds(service: Service, length: int) -> tuple[float, float]:

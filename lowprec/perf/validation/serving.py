@@ -76,9 +76,29 @@ def load_of(point: Point, model: str) -> Load:
 
 
 def _served(point: Point, model: str, metric: str) -> Prediction:
-    found = load_of(point, model).served()
-    seconds = found.tpot.p50 if metric == "TPOT" else found.ttft.p50
-    return _prediction(found, seconds, metric, point.unit)
+    """The predicted time; one to the first token has an interval of its own, a wider one."""
+    scale = {"ms": 1e3, "s": 1.0, "us": 1e6}.get(point.unit)
+    if scale is None:
+        raise LowprecError(f"unit {point.unit!r}: expected s, ms or us")
+    load = load_of(point, model)
+    found = load.served()
+    seconds, low, high = found.tpot.p50, found.low, found.high
+    if metric == "TTFT":
+        seconds = found.ttft.p50
+        low, high = _first_interval(found, load)
+    return Prediction(
+        scale * seconds, scale * low, scale * high, point.unit, _level(found.calibration)
+    )
+
+
+def _first_interval(found: Served, load: Load) -> tuple[float, float]:
+    """Seconds; where prefill and decode are apart, users may also wait for a place to decode in,
+    and how many places there are is not said: up to a share of an answer's time."""
+    library = backend(found.backend)
+    low, high = (share * found.ttft.p50 for share in library.first_interval)
+    if load.pools is not None:
+        high += library.waits * found.tpot.p50 * load.traffic.mean_output
+    return low, high
 
 
 def _apart(
@@ -86,12 +106,23 @@ def _apart(
 ) -> Load:
     counts, services = [], []
     for name in ("prefill", "decode"):
-        if name not in pools or not re.fullmatch(r"[\d.]+", pools[name][0]):
+        if name not in pools or not re.fullmatch(r"[1-9]\d{0,5}(\.0)?", pools[name][0]):
             raise LowprecError(f"{name}: the row does not say how many workers there are")
         counts.append(int(float(pools[name][0])))
         plan = Layout.read(pools[name][1]).plan()
         services.append(_service(model, point.hw, point.format, backend, plan))
-    return Load(tuple(services), Disaggregated(prefill=counts[0], decode=counts[1]), traffic)
+    prefill, decode = counts
+    places = _places(traffic.concurrency or 0, decode)
+    layout = Disaggregated(prefill=prefill, decode=decode, places=places)
+    return Load(tuple(services), layout, traffic)
+
+
+def _places(users: int, decode: int) -> int | None:
+    """Answers at a time that each decoding server is set up for, which rows do not say. Set-ups are
+    powers of two: a load that is one on every server fills its places. Of others it is not known
+    whether the places are more than the users, or some users wait for one."""
+    each, rest = divmod(users, decode)
+    return each if not rest and each.bit_count() == 1 else None
 
 
 @lru_cache(maxsize=512)
@@ -133,18 +164,6 @@ def _together(
     rate = batch * (counted or outputs) / (prompts + outputs * answers / 8)
     low, high = service.backend.interval
     return Prediction(rate, rate / high, rate / low, unit, _level(service.calibration))
-
-
-def _prediction(found: Served, seconds: float, metric: str, unit: str) -> Prediction:
-    """The predicted time; one to the first token has an interval of its own, a wider one."""
-    scale = {"ms": 1e3, "s": 1.0, "us": 1e6}.get(unit)
-    if scale is None:
-        raise LowprecError(f"unit {unit!r}: expected s, ms or us")
-    low, high = found.low / found.tpot.p50, found.high / found.tpot.p50
-    if metric == "TTFT":
-        low, high = backend(found.backend).first_interval
-    value = scale * seconds
-    return Prediction(value, low * value, high * value, unit, _level(found.calibration))
 
 
 def _level(kernels: Calibration) -> Calibration:
