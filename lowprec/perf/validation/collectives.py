@@ -84,13 +84,13 @@ def _bus(kind: Kind, ranks: int) -> float:
 
 
 def _ranks(point: Point) -> int:
-    if point.chips != int(point.chips) or point.chips < 2:
+    if not 2 <= point.chips < 1e9 or point.chips != int(point.chips):
         raise LowprecError(f"chips: expected a whole number of 2 or more, got {point.chips!r}")
     return int(point.chips)
 
 
 def _nbytes(point: Point) -> float:
-    found = re.match(r"([\d.]+)\s*([A-Za-z]+)", point.shape)
+    found = re.match(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", point.shape)
     if not found:
         raise LowprecError(f"shape: expected a number of elements or bytes, got {point.shape!r}")
     count, unit = float(found[1]), found[2].lower()
@@ -119,6 +119,8 @@ def _deepep(point: Point) -> Prediction:
     if not found:
         raise LowprecError(f"shape: expected tokens, H= and topk=, got {point.shape!r}")
     tokens, hidden, top = map(int, found.groups())
+    if not tokens * hidden * top:
+        raise LowprecError(f"shape: expected more than nothing, got {point.shape!r}")
     element = 1 + 4 / 128 if "fp8" in point.format else 2
     # One rank per server and adapter: none of this traffic takes the links inside.
     apart = 1 if len(system.levels) == 1 else system.levels[0].size or 1

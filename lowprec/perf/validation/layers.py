@@ -41,7 +41,8 @@ def predict(point: Point) -> Prediction | None:
     """The point's value and interval; None if it names no projection or layer."""
     if match := _PROJECTION.match(point.what):
         size = need(sizes(point.shape), _TOKENS, point.shape)
-        widths = _projection(match["model"], match["name"], sizes(point.shape).get("tp", 1))
+        tensor = need({"tp": 1} | sizes(point.shape), {"tp": ("tp",)}, point.shape)["tp"]
+        widths = _projection(match["model"], match["name"], tensor)
         return _sum(point, [(size["tokens"], *widths)])
     if _LAYER.search(point.what):
         return _sum(point, _layer(point))
@@ -54,6 +55,8 @@ def _projection(model: str, name: str, tensor: int) -> tuple[int, int]:
     if known is None:
         raise LowprecError(f"what: model {model!r} is not known; expected {', '.join(MODELS)}")
     hidden, inner, heads, kv_heads, width = known
+    if heads % tensor:
+        raise LowprecError(f"shape: tp={tensor} does not divide the {heads} heads of {model}")
     attention = heads * width // tensor
     return {
         "attn_pre_proj": (attention + 2 * max(kv_heads // tensor, 1) * width, hidden),

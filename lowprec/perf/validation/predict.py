@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -33,6 +34,8 @@ READERS: tuple[Callable[[Point], Prediction | None], ...] = (
 )
 _LONGEST = 2000  # characters that are searched for sizes: more is no measurement
 
+_LONGEST_ERROR = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -52,10 +55,20 @@ def answer(point: Point) -> Answer:
         for reader in READERS:
             found = reader(point)
             if found is not None:
-                return Answer(point, found)
+                return _checked(point, found)
     except LowprecError as error:
         return Answer(point, None, " ".join(str(error).split()))
+    except (ValueError, ArithmeticError) as error:
+        # One row must not take the others with it.
+        text = " ".join(str(error).split())[:_LONGEST_ERROR]
+        return Answer(point, None, f"the row's numbers are none that the model takes: {text}")
     return Answer(point, None, f"what: {point.what!r} is nothing that the model knows")
+
+
+def _checked(point: Point, found: Prediction) -> Answer:
+    if 0 < found.low <= found.value <= found.high < math.inf:
+        return Answer(point, found)
+    return Answer(point, None, f"the model gives {found.value:g} {found.unit}, which nothing takes")
 
 
 def answers(points: Iterable[Point]) -> Iterator[Answer]:

@@ -308,6 +308,28 @@ def test_more_choices_or_groups_than_experts_are_refused(shape: str) -> None:
     assert "exceeds the 8 experts" in answer(point).reason
 
 
+@pytest.mark.parametrize(
+    ("what", "shape", "format", "chips"),
+    [
+        ("all_reduce", "8 elements", "half", float("inf")),
+        ("all_reduce", "... elements", "half", 8),
+        ("DeepEP low-latency combine", "0 tokens H=7168 topk=8", "bf16 combine", 16),
+        ("Llama-2-70B attn_pre_proj", "tokens=8 tp=0", "fp16", 1),
+        ("Llama-2-70B attn_pre_proj", "tokens=8 tp=96", "fp16", 1),
+        ("Qwen/Qwen3-32B agg TPOT", "ISL=9 OSL=1 conc=1 tp1 dp1 moe_tp1 ep1", "bf16", 1),
+        ("Qwen/Qwen3-32B agg TPOT", "ISL=9 OSL=9 conc=1 tp... dp1 moe_tp1 ep1", "bf16", 1),
+        ("linear layer GEMM", f"M={10**30} N={10**300} K={10**300}", "bf16", 1),
+    ],
+)
+def test_numbers_that_nothing_takes_are_refused(
+    what: str, shape: str, format: str, chips: float
+) -> None:
+    found = answer(Point("1", "H800-SXM", what, shape, format, "us", chips))
+    assert found.prediction is None
+    assert found.reason
+    assert "\n" not in found.reason
+
+
 def test_a_collective_of_nothing_is_refused() -> None:
     point = Point("1", GEMM.hw, "all_reduce", "0 elements", "half", "us", 8, "collective")
     assert "more than nothing" in answer(point).reason
