@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -53,6 +54,8 @@ def _predict(points: Path, output: Path | None, as_json: bool) -> None:
     from lowprec.perf.validation.predict import answers
     from lowprec.report.text import print_json
 
+    if as_json and output is not None:
+        raise LowprecError("-o: is for CSV; --json goes to standard output")
     # All rows before the first answer: a file that cannot be read leaves no half of an output.
     found = answers(list(read_points(points)))
     if as_json:
@@ -61,28 +64,44 @@ def _predict(points: Path, output: Path | None, as_json: bool) -> None:
         _write(sys.stdout, found)
     else:
         try:
-            with output.open("w", newline="") as file:
-                _write(file, found)
+            _replace(output, found)
         except OSError as error:
             raise LowprecError(f"{output}: {error.strerror}") from None
 
 
-def _write(file: IO[str], found: Any) -> None:
+def _replace(output: Path, found: Iterable[Answer]) -> None:
+    """Writes beside `output` and moves it there once it is whole; into what is no file at once."""
+    if output.exists() and not output.is_file():
+        with output.open("w", newline="", encoding="utf-8") as file:
+            _write(file, found)
+        return
+    part = output.with_name(f"{output.name}.part")
+    try:
+        with part.open("w", newline="", encoding="utf-8") as file:
+            _write(file, found)
+        part.replace(output)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write(file: IO[str], found: Iterable[Answer]) -> None:
     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
     writer.writeheader()
     for each in found:
-        writer.writerow(_row(each))
+        row = _row(each)
+        numbers = {k: f"{v:.6g}" for k, v in row.items() if isinstance(v, float)}
+        writer.writerow(row | numbers)
 
 
 def _row(each: Answer) -> dict[str, Any]:
     p = each.prediction
     if p is None:
-        return dict.fromkeys(COLUMNS, "") | {"id": each.point.id, "reason": each.reason}
+        return dict.fromkeys(COLUMNS) | {"id": each.point.id, "reason": each.reason}
     return {
         "id": each.point.id,
-        "predicted": f"{p.value:.6g}",
-        "low": f"{p.low:.6g}",
-        "high": f"{p.high:.6g}",
+        "predicted": float(p.value),
+        "low": float(p.low),
+        "high": float(p.high),
         "unit": p.unit,
         "level": p.level,
         "reason": "",

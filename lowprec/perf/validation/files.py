@@ -18,8 +18,7 @@ _AIC = {"system", "gemm_dtype", "m", "n", "k"}
 _AITER = {"gfx", "cu_num", "fmt", "M", "N", "K"}
 _SERVED = {"system", "backend", "model_path", "mode", "isl", "osl", "conc"}
 _POINT = {"hw", "what", "shape", "format", "unit"}
-_LAYOUTS = (_AIC, _AITER, _SERVED, _POINT)
-_OTHERS = "; ".join(", ".join(sorted(known)) for known in _LAYOUTS[:-1])
+_LAYOUTS = (_POINT, _AIC, _AITER, _SERVED)
 # What rows of served points measured; where both columns are there, or none, the first is asked.
 _METRICS = {"TPOT": "silicon_tpot_ms", "TTFT": "silicon_ttft_ms"}
 _POOL = ("num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
@@ -57,6 +56,7 @@ def _csv(path: Path) -> Iterator[Mapping[str, Any]]:
     try:
         with path.open(newline="", encoding="utf-8-sig", errors="backslashreplace") as file:
             rows = csv.DictReader(file)
+            rows.fieldnames = [name.strip() for name in rows.fieldnames or ()]
             _layout(set(rows.fieldnames or ()), path)
             yield from rows
     except OSError as error:
@@ -80,13 +80,15 @@ def _parquet(path: Path) -> Iterator[Mapping[str, Any]]:
 
 
 def _layout(columns: set[str], path: Path) -> None:
-    """LowprecError if the columns are those of no layout."""
-    if not any(columns >= known for known in _LAYOUTS):
-        raise LowprecError(
-            f"{path}: columns: expected id, hw, chips, level, what, shape, format, value, unit, "
-            f"conditions, source, source_group, note (or those of {_OTHERS}), got "
-            f"{', '.join(sorted(columns)) or 'none'}"
-        )
+    """LowprecError if the columns are those of no layout: what lacks of the one that is nearest."""
+    if any(columns >= known for known in _LAYOUTS):
+        return
+    near = max(_LAYOUTS, key=lambda known: len(known & columns) / len(known))
+    missing = ", ".join(sorted(near - columns))
+    raise LowprecError(
+        f"{path}: columns: expected {', '.join(sorted(near))}; missing {missing} (got "
+        f"{', '.join(sorted(columns)) or 'none'})"
+    )
 
 
 def _point(row: Mapping[str, Any], number: int) -> Point:

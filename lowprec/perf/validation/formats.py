@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from lowprec.errors import LowprecError
 from lowprec.perf.accelerator import Machine
@@ -77,6 +77,14 @@ class Operands:
 
 def operands_of(name: str, machine: Machine) -> Operands:
     """The operands of a matmul that is called `name`; LowprecError if that says nothing known."""
+    wide, x, w = _sides(name)
+    dtype = _scalar(wide)
+    return Operands(_operand(x, dtype, machine), _operand(w, dtype, machine), dtype)
+
+
+@lru_cache(maxsize=4096)
+def _sides(name: str) -> tuple[str, str, str]:
+    """The type that nothing was quantized to, and what `_NAMES` calls both sides."""
     text = _RESULT.sub("", name.strip().lower())
     wide = "float16" if re.search(r"(?<!b)(?<!bf)(?:fp16|float16|half)", text) else "bfloat16"
     for pattern, x, w in _NAMES:
@@ -84,31 +92,30 @@ def operands_of(name: str, machine: Machine) -> Operands:
             if w == "?":
                 break
             if x in ("tfloat32", "float32"):
-                wide = x
-            x, w = (_named(which or found[1], found, text, machine) for which in (x, w))
-            dtype = _scalar(wide)
-            return Operands(_operand(x, dtype, machine), _operand(w, dtype, machine), dtype)
+                return x, "wide", "wide"
+            x, w = (_spelled(which or found[1], found, text) for which in (x, w))
+            return wide, x, w
     raise LowprecError(
         f"format: {name!r} is not known; expected a name such as bf16, fp8 (per tensor), "
         "fp8_block, fp8_ptok, int8, int8_wo, int4_wo, w4a8 fp8, nvfp4, mxfp4 or mxfp8"
     )
 
 
-def _named(which: str, found: re.Match[str], text: str, machine: Machine) -> str:
-    """The format of one side of `_NAMES`."""
+def _spelled(which: str, found: re.Match[str], text: str) -> str:
+    """One side of `_NAMES`, as far as the text alone says it."""
     if which == "int4":
         size = re.search(r"\bg(?:roup)?(?:[-_ ]?size)?[-_ =]?(\d+)", text)
         return f"int4_g{size[1] if size else 128}_bfloat16"
-    if which == "fp4":
-        return "nvfp4" if machine.vendor == "NVIDIA" else "mxfp4"
-    if which in ("1x128", "128x128"):
-        return f"{_E4M3}_{which}{'_e8m0' if _scales_blocks(machine) else ''}"
     return found.expand(which)
 
 
 def _operand(name: str, dtype: Format, machine: Machine) -> Operand:
-    if name in ("wide", "tfloat32", "float32"):
+    if name == "wide":
         return dtype
+    if name == "fp4":
+        name = "nvfp4" if machine.vendor == "NVIDIA" else "mxfp4"
+    elif name in ("1x128", "128x128"):
+        name = f"{_E4M3}_{name}{'_e8m0' if _scales_blocks(machine) else ''}"
     return _own(_format(name), machine)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -252,6 +253,34 @@ def test_shipped_points(name: str, median: float, coverage: float) -> None:
     assert inside / len(points) > coverage
 
 
+def test_what_cannot_be_written_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import lowprec.perf.validation.predict as predict
+
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    source.write_text(f"{HEAD}\n{ROW}\n{ROW}\n")
+    target.write_text("before")
+    command = ["validate", "--points", str(source)]
+    with monkeypatch.context() as patched:
+        rows = iter([answer(GEMM)])
+        patched.setattr(
+            predict, "answers", lambda _: (next(rows) if i < 1 else 1 / 0 for i in (0, 1))
+        )
+        with pytest.raises(ZeroDivisionError):
+            app([*command, "-o", str(target)], standalone_mode=False)
+    assert target.read_text() == "before"
+    assert {path.name for path in tmp_path.iterdir()} == {"in.csv", "out.csv"}
+    with pytest.raises(LowprecError, match="-o: is for CSV"):
+        app([*command, "-o", str(target), "--json"], standalone_mode=False)
+    app([*command, "-o", "/dev/null"], standalone_mode=False)
+    capsys.readouterr()
+    app([*command, "--json"], standalone_mode=False)
+    first, second = json.loads(capsys.readouterr().out)
+    assert first["low"] < first["predicted"] < first["high"]
+    assert first == second
+
+
 def test_shipped_files_have_points() -> None:
     folder = FILES
     found = {path.stem for path in validation_files(folder)}
@@ -340,7 +369,7 @@ def test_odd_files_are_read(tmp_path: Path) -> None:
     long = ROW.replace("M=4", "M=4 " + "y" * 140_000)
     path.write_bytes(
         b"\xef\xbb\xbf"
-        + "\r\n".join((HEAD, ROW, long, "short,H100")).encode()
+        + "\r\n".join((HEAD.replace(",", ", "), ROW, long, "short,H100")).encode()
         + b"\r\n\xb5,H100\r\n"
     )
     assert [point.id for point in read_points(path)] == ["a", "a", "short", "\\xb5"]
@@ -350,7 +379,9 @@ def test_odd_files_are_read(tmp_path: Path) -> None:
 def test_a_file_without_the_columns_leaves_no_output(tmp_path: Path, text: str) -> None:
     path, out = tmp_path / "points.csv", tmp_path / "out.csv"
     path.write_text(text)
-    with pytest.raises(LowprecError, match="columns: expected id, hw"):
+    with pytest.raises(
+        LowprecError, match="columns: expected format, hw, shape, unit, what; missing"
+    ):
         list(read_points(path))
     with pytest.raises(LowprecError, match="columns: expected"):
         app(["validate", "--points", str(path), "-o", str(out)], standalone_mode=False)
