@@ -15,12 +15,19 @@ from lowprec.perf.validation.point import Point, Prediction
 from lowprec.perf.validation.text import need, sizes
 from lowprec.spec import Attention, Format, Rule, load_recipe
 
-_WORDS = re.compile(r"attention|flash(?:attn|mla|infer)|\bmha\b|\bmla\b|\bgqa\b", re.IGNORECASE)
+_WORDS = re.compile(
+    r"attention|flash_?(?:attn|mla|infer)|\bsdpa\b|\bmha\b|\bmla\b|\bgqa\b", re.IGNORECASE
+)
+_BACKWARD = re.compile(r"backward|\bbwd", re.IGNORECASE)
+_FORWARD = re.compile(r"forward|\bfwd", re.IGNORECASE)
+_WHOLE = re.compile(r"non-?_?causal|bidirectional|causal ?[=:] ?(?:false|0)", re.IGNORECASE)
 _NAMES = {
     "B": ("b", "batch", "bs"),
     "S": ("s", "seq", "seqlen", "context", "isl"),
     "Hq": ("hq", "h", "heads", "num_heads", "nheads"),
 }
+_DIMS = ("d", "head_dim", "headdim", "dh", "head_size", "hdim")
+_KV_HEADS = ("hkv", "kv_heads", "hk", "num_kv_heads", "nheads_kv", "nheads_k")
 # Multi-head latent attention of DeepSeek-V2 and V3 (arXiv 2405.04434): latent and rotary widths.
 LATENT, ROTARY, HEAD = 512, 64, 128
 
@@ -50,8 +57,14 @@ def measured(point: Point) -> Measured | None:
     machine = load_machine(point.hw)
     found = sizes(point.shape)
     size = need(found, _NAMES, point.shape)
+    if _BACKWARD.search(point.what):
+        raise LowprecError(f"what: {point.what!r}: expected the forward pass")
     decode = bool(re.search(r"decode|generation|one token", point.what, re.IGNORECASE))
     prefill = bool(re.search(r"prefill|context|causal", point.what, re.IGNORECASE))
+    if not decode and not prefill and _FORWARD.search(point.what):
+        prefill = bool(re.search("causal", _words(point), re.IGNORECASE))
+        if not prefill:
+            raise LowprecError(f"what: {point.what!r} says neither causal nor non-causal")
     if decode == prefill and not decode:
         raise LowprecError(f"what: {point.what!r} says neither prefill nor decode")
     op = _op(point, found, size, decode)
@@ -62,7 +75,7 @@ def measured(point: Point) -> Measured | None:
 def _op(point: Point, found: dict[str, int], size: dict[str, int], decode: bool) -> Attention:
     heads, length = size["Hq"], size["S"]
     latent = "mla" in f"{point.what} {point.format} {point.shape}".lower()
-    dim = found.get("d") or found.get("head_dim") or found.get("dh")
+    dim = next((found[s] for s in _DIMS if found.get(s)), None)
     if latent:
         kv_heads = 1 if decode else heads
         width, value = (LATENT + ROTARY, LATENT) if decode else (HEAD + ROTARY, HEAD)
@@ -70,7 +83,7 @@ def _op(point: Point, found: dict[str, int], size: dict[str, int], decode: bool)
         raise LowprecError(f"shape: {point.shape!r} gives no head dimension (expected D=...)")
     else:
         width = value = dim
-        kv_heads = next((found[s] for s in ("hkv", "kv_heads", "hk") if found.get(s)), heads)
+        kv_heads = next((found[s] for s in _KV_HEADS if found.get(s)), heads)
     if heads % kv_heads:
         raise LowprecError(f"shape: {point.shape!r}: {heads} heads do not share {kv_heads} evenly")
     return Attention(
@@ -83,10 +96,14 @@ def _op(point: Point, found: dict[str, int], size: dict[str, int], decode: bool)
         keys=length + 1 if decode else length,
         head_dim=width,
         value_dim=value,
-        causal=decode or not re.search("non-?causal|bidirectional", point.what, re.IGNORECASE),
+        causal=decode or not _WHOLE.search(_words(point)),
         window=found.get("window"),
         value_in_key=latent and decode,
     )
+
+
+def _words(point: Point) -> str:
+    return f"{point.what} {point.shape} {point.conditions}"
 
 
 def _formats(name: str, machine: Machine) -> tuple[Rule | None, Format]:

@@ -46,7 +46,7 @@ def predict(point: Point) -> Prediction | None:
     """
     if "DeepEP" in point.what:
         return _deepep(point)
-    kind = next((k for pattern, k in _KINDS.items() if re.search(pattern, point.what)), None)
+    kind = next((k for words, k in _KINDS.items() if re.search(words, point.what.lower())), None)
     if kind is None or point.level not in ("", "collective"):
         return None
     if "vidur" in point.source:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from lowprec.errors import LowprecError
 from lowprec.perf.hardware import machine as load_machine
 from lowprec.perf.kernel.matmul import priced
 from lowprec.perf.kernel.plan import Plan, plan_of
@@ -13,7 +14,11 @@ from lowprec.perf.validation.point import Point, Prediction
 from lowprec.perf.validation.text import in_unit, need, sizes
 from lowprec.spec import Matmul
 
-_WORDS = re.compile(r"gemm|matmul|linear|bmm|mm\b|dense|projection", re.IGNORECASE)
+_WORDS = re.compile(
+    r"gemm|gemv|matmul|linear|bmm|mm\b|dense|projection|_proj\b|lm_head|blas|cutlass|marlin|mamf",
+    re.IGNORECASE,
+)
+_BOTH_WAYS = re.compile(r"backward|\bbwd|[+&] ?(?:dgrad|wgrad)", re.IGNORECASE)
 _OTHERS = re.compile(r"group|moe|attention|layer gemms|decode|collective|all[-_]", re.IGNORECASE)
 _NAMES = {"M": ("m", "tokens"), "N": ("n", "out", "out_features"), "K": ("k", "in", "in_features")}
 
@@ -32,11 +37,27 @@ def measured(point: Point) -> tuple[Matmul, Plan, bool] | None:
     before the time began; None if it is no dense matmul."""
     if not _WORDS.search(point.what) or _OTHERS.search(point.what):
         return None
-    size = need(sizes(point.shape), _NAMES, point.shape)
+    if _BOTH_WAYS.search(point.what):
+        raise LowprecError(
+            f"what: {point.what!r}: expected one product, not those of the gradients"
+        )
+    found = sizes(point.shape)
+    size = need(found, _NAMES, point.shape)
+    batch = need({"batch": 1} | found, {"batch": ("b", "batch")}, point.shape)["batch"]
+    if batch > 1 and not re.search("bmm|batch", point.what, re.IGNORECASE):
+        raise LowprecError(f"shape: {point.shape!r}: a batch, but what is {point.what!r}")
     machine = load_machine(point.hw)
     formats = operands_of(point.format, machine)
     before = quantized_before(point.conditions, point.note, point.format)
-    op = Matmul(kind="matmul", path="gemm", m=size["M"], n=size["N"], k=size["K"])
+    op = Matmul(
+        kind="matmul",
+        path="gemm",
+        m=size["M"],
+        n=size["N"],
+        k=size["K"],
+        batch=batch,
+        weight=batch == 1,  # several products at once have as many weights
+    )
     # A table of GEMMs speaks of the GEMM alone unless it says otherwise.
     return op, plan_of(formats.x, formats.w, machine, formats.dtype), before is not False
 

@@ -14,8 +14,15 @@ _PRODUCT = re.compile(r"([MNK])\s*[xX*\u00d7]\s*([MNK])\s*[xX*\u00d7]\s*([MNK])\
 _NUMBERS = re.compile(
     r"([0-9][0-9,_]*)\s*[xX*\u00d7]\s*([0-9][0-9,_]*)\s*[xX*\u00d7]\s*([0-9][0-9,_]*)"
 )
-SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_RATES = {"flops": 1.0, "gflops": 1e9, "tflops": 1e12, "pflops": 1e15, "tops": 1e12, "gops": 1e9}
+# In brackets, or with each size behind its letter.
+_TUPLE = re.compile(r"[\[(]\s*([0-9]+)\s*,\s*([0-9]+)\s*,\s*([0-9]+)\s*[\])]")
+_LETTERS = re.compile(r"\bm([0-9]+)[_-]?n([0-9]+)[_-]?k([0-9]+)\b", re.IGNORECASE)
+_CUBE = re.compile(r"\b([0-9]+)\s*(?:\^|\*\*)\s*3\b")
+SECONDS = {"s": 1.0, "sec": 1.0, "second": 1.0, "ms": 1e-3, "msec": 1e-3, "millisecond": 1e-3,
+           "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "usec": 1e-6, "microsecond": 1e-6, "ns": 1e-9,
+           "nsec": 1e-9, "nanosecond": 1e-9}  # fmt: skip
+_RATES = {"flop": 1.0, "gflop": 1e9, "tflop": 1e12, "pflop": 1e15, "top": 1e12, "gop": 1e9,
+          "pop": 1e15}  # fmt: skip
 _STREAMS = {"gb": 1e9, "tb": 1e12, "mb": 1e6, "gib": 2.0**30, "tib": 2.0**40}
 
 
@@ -39,9 +46,17 @@ def sizes(text: str) -> dict[str, int]:
         if size != int(size):
             raise LowprecError(f"shape: {text!r}: {name} is {size:g}, expected a whole number")
         found[name.lower()] = int(size)
-    if not found and (bare := _NUMBERS.search(text)):
-        found = dict(zip("mnk", map(_integer, bare.groups()), strict=True))
+    if not found:
+        found = _bare(text)
     return found
+
+
+def _bare(text: str) -> dict[str, int]:
+    """M, N and K of sizes without names."""
+    for pattern in (_LETTERS, _NUMBERS, _TUPLE):
+        if match := pattern.search(text):
+            return dict(zip("mnk", map(_integer, match.groups()), strict=True))
+    return dict.fromkeys("mnk", int(cube[1])) if (cube := _CUBE.search(text)) else {}
 
 
 def _integer(text: str) -> int:
@@ -63,11 +78,13 @@ def need(found: dict[str, int], names: Mapping[str, tuple[str, ...]], shape: str
 
 def in_unit(unit: str, seconds: float, flops: float, moved: float) -> float:
     """A time, rate or bandwidth in the unit that the row uses; LowprecError for another one."""
-    text = unit.strip().lower().replace("/s", "").replace(" ", "")
-    if text in SECONDS:
-        return seconds / SECONDS[text]
-    if text in _RATES and flops:
-        return flops / seconds / _RATES[text]
+    text = re.sub(r"/s(?:ec)?$|\s", "", unit.strip().lower())
+    one = text if len(text) < 3 else text.removesuffix("s")
+    for spelled in (text, one):
+        if spelled in SECONDS:
+            return seconds / SECONDS[spelled]
+    if one in _RATES and flops:
+        return flops / seconds / _RATES[one]
     if text in _STREAMS and moved:
         return moved / seconds / _STREAMS[text]
     raise LowprecError(f"unit: {unit!r} is not known for this row; expected us, ms, TFLOPS or GB/s")

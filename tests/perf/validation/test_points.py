@@ -40,6 +40,9 @@ GEMM = Point("1", "H100-SXM-80GB", "linear layer GEMM", "M=4096 N=8192 K=8192", 
             {"groups": 4, "m/group": 8192, "n": 4096, "k": 7168},
         ),
         ("B=2 S=4K Hq=64 Hkv=8 D=128", {"b": 2, "s": 4096, "hq": 64, "hkv": 8, "d": 128}),
+        ("(16, 4096, 512)", {"m": 16, "n": 4096, "k": 512}),
+        ("m16n4096k512", {"m": 16, "n": 4096, "k": 512}),
+        ("8192^3", {"m": 8192, "n": 8192, "k": 8192}),
         ("peak quoted", {}),
     ],
 )
@@ -136,8 +139,37 @@ def test_units_are_those_of_the_row() -> None:
     assert in_unit("ms", 2e-6, 1, 1) == pytest.approx(2e-3)
     assert in_unit("TFLOPS", 1e-3, 1e12, 1) == pytest.approx(1000)
     assert in_unit("GB/s", 1e-3, 1, 3e9) == pytest.approx(3000)
+    assert in_unit("microseconds", 2e-6, 1, 1) == pytest.approx(2)
+    assert in_unit("μs", 2e-6, 1, 1) == pytest.approx(2)
+    for unit in ("TFLOP/s", "TFLOPs/s", "Tflops", "TOP/s"):
+        assert in_unit(unit, 1e-3, 1e12, 1) == pytest.approx(1000)
     with pytest.raises(LowprecError, match="tokens/s"):
         in_unit("tokens/s", 1, 1, 1)
+
+
+def test_what_strangers_call_things() -> None:
+    """The same kernel by other words is the same prediction; other work is not."""
+    plain = answer(GEMM).prediction
+    for what in ("cuBLASLt", "q_proj", "torch._scaled_mm", "batched matmul"):
+        assert answer(dataclasses.replace(GEMM, what=what)).prediction == plain
+    batched = dataclasses.replace(GEMM, what="bmm", shape=f"B=4 {GEMM.shape}")
+    found = answer(batched).prediction
+    assert found is not None
+    assert plain is not None
+    assert 3.5 * plain.value < found.value < 4.5 * plain.value
+    fwd = dataclasses.replace(GEMM, what="FlashAttention fwd", shape="B=2 S=4096 H=32 D=128")
+    causal, whole = (
+        answer(dataclasses.replace(fwd, conditions=text)).prediction
+        for text in ("causal=True", "causal=False")
+    )
+    assert causal is not None
+    assert whole is not None
+    assert 1.5 * causal.value < whole.value < 2.1 * causal.value
+    pair = [
+        answer(Point("1", "H200", what, "64 MB", "bf16", "us", 8, "collective")).prediction
+        for what in ("all_reduce", "AllReduce")
+    ]
+    assert pair[0] == pair[1] is not None
 
 
 def test_when_the_activation_was_quantized() -> None:
@@ -170,6 +202,10 @@ def test_a_rate_has_the_ends_of_its_time_swapped() -> None:
         ({"what": "tea"}, "tea"),
         ({"what": "decode attention", "shape": "B=1 S=2 Hq=8"}, "head dimension"),
         ({"what": "fused MoE layer", "shape": "T=1 H=2"}, "gives no I"),
+        ({"what": "linear forward+backward"}, "expected one product"),
+        ({"shape": "B=4 M=1 N=2 K=3"}, "a batch, but what is"),
+        ({"what": "FlashAttention bwd", "shape": "B=1 S=2 H=8 D=64"}, "expected the forward pass"),
+        ({"what": "FlashAttention fwd", "shape": "B=1 S=2 H=8 D=64"}, "neither causal nor"),
     ],
 )
 def test_what_a_row_lacks_is_the_reason(change: dict[str, str], reason: str) -> None:
