@@ -18,21 +18,27 @@ def show_sweep(
     sweeps: Sequence[str],
     options: dict[str, Any],
     *,
+    elasticities: bool,
     as_json: bool,
 ) -> None:
-    """The curve, one row per point, and where it turns."""
+    """The curve, one row per point, and where it turns; what 10 % better buys, if asked for."""
     from lowprec.perf.sweep import Parameter, crossovers, sweep
     from lowprec.report.text import print_json, show_rows
 
     parameters = [Parameter.parse(text) for text in sweeps]
     cases = sweep(workloads, recipes, machines, parameters, **options)
     turns = [turn for p in parameters for turn in crossovers(cases, p.path, **options)]
+    buys = _elasticities(workloads, recipes, machines, options) if elasticities else []
     if as_json:
-        print_json({"curve": [_point(c) for c in cases], "crossovers": [_json(t) for t in turns]})
+        data = {"curve": [_point(c) for c in cases], "crossovers": [_json(t) for t in turns]}
+        print_json(data | ({"elasticities": buys} if elasticities else {}))
         return
     show_rows([_row(case, len(recipes) > 1) for case in cases], as_json=False)
     for turn in turns:
         print(_sentence(turn))
+    if buys:
+        print()
+        show_rows([_bought(row) for row in buys], as_json=False)
 
 
 def show_elasticities(
@@ -44,10 +50,24 @@ def show_elasticities(
     as_json: bool,
 ) -> None:
     """What a 10 % better X buys, one row per parameter that matters."""
-    from lowprec.perf.sweep import elasticities
     from lowprec.report.text import print_json, show_rows
 
-    rows = [
+    rows = _elasticities(workloads, recipes, machines, options)
+    if as_json:
+        print_json(rows)
+    else:
+        show_rows([_bought(row) for row in rows], as_json=False)
+
+
+def _elasticities(
+    workloads: Sequence[Workload],
+    recipes: Sequence[str],
+    machines: Sequence[Machine],
+    options: dict[str, Any],
+) -> list[dict[str, Any]]:
+    from lowprec.perf.sweep import elasticities
+
+    return [
         {
             "machine": chip.name,
             "recipe": recipe,
@@ -62,20 +82,14 @@ def show_elasticities(
         for chip in machines
         for found in elasticities(workload, recipe, chip, **options)
     ]
-    if as_json:
-        print_json(rows)
-        return
-    show_rows(
-        [
-            {
-                **{k: row[k] for k in ("machine", "recipe", "batch", "parameter")},
-                "value": f"{row['value']:.4g}",
-                "10 % better buys": f"{row['gain']:+.2%} tokens/s",
-            }
-            for row in rows
-        ],
-        as_json=False,
-    )
+
+
+def _bought(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **{k: row[k] for k in ("machine", "recipe", "batch", "parameter")},
+        "value": f"{row['value']:.4g}",
+        "10 % better buys": f"{row['gain']:+.2%} tokens/s",
+    }
 
 
 def _point(case: Case) -> dict[str, Any]:

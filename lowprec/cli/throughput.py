@@ -98,10 +98,18 @@ def perf(
 
         recipes = [recipe, *(against or [])]
         options = {"level": load_level(level), "parallel": parallel, "system": system}
-        if elasticities:
-            show_elasticities(workloads, recipes, chosen, options, as_json=as_json)
+        if sweep or not elasticities:
+            show_sweep(
+                workloads,
+                recipes,
+                chosen,
+                sweep or [],
+                options,
+                elasticities=elasticities,
+                as_json=as_json,
+            )
         else:
-            show_sweep(workloads, recipes, chosen, sweep or [], options, as_json=as_json)
+            show_elasticities(workloads, recipes, chosen, options, as_json=as_json)
         return
     found = [
         (w, estimate(w, loaded, each, level=load_level(level), parallel=parallel, system=system))

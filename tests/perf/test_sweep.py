@@ -166,16 +166,19 @@ def test_a_thousand_points_in_six_seconds(level: str) -> None:
 def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     work, chips = workload(matmul(m=64)), [machine("b200")]
     values = ["launch=1e-9:1e-3:x1000"]
-    show_sweep([work], [KEEP, W4A8], chips, values, {"level": "bound"}, as_json=False)
+    show_sweep(
+        [work], [KEEP, W4A8], chips, values, {"level": "bound"}, elasticities=False, as_json=False
+    )
     text = capsys.readouterr().out
     assert f"crossover: b200, batch 1: {KEEP} overtakes {W4A8} at launch = " in text
     assert text.count("\nb200 ") == 6
-    show_sweep([work], [KEEP], chips, values, {"level": "bound"}, as_json=True)
+    show_sweep([work], [KEEP], chips, values, {"level": "bound"}, elasticities=True, as_json=True)
     data = json.loads(capsys.readouterr().out)
     assert [point["values"]["launch"] for point in data["curve"]] == pytest.approx(
         [1e-9, 1e-6, 1e-3]
     )
     assert {turn["what"] for turn in data["crossovers"]} == {"bound"}
+    assert {row["parameter"] for row in data["elasticities"]} >= {"memory.bandwidth", "launch"}
     show_elasticities([work], [KEEP], chips, {}, as_json=False)
     assert "memory.bandwidth" in capsys.readouterr().out
     show_elasticities([work], [KEEP], chips, {}, as_json=True)
