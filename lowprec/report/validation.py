@@ -17,11 +17,12 @@ measurements with their sources; each row is predicted as `lowprec validate --po
 Errors are of predicted over measured; coverage is the share of measurements within the 90 %
 interval that the prediction comes with. The sets without "left out" in their name are those that
 the constants were fitted to, but for servers that prefill and decode on chips of their own
-("apart"), of which two shares of waiting are; in the others the matmuls of half of the (N, K) sites, of one path of
-one machine, or of a whole machine were predicted from constants fitted without them. A machine left
-out here is a whole generation, but for MI300X and MI308X (there is one of each NVIDIA family, one
-of CDNA 4): a new member of a family that has points is closer. The spreads that the fit allows
-were chosen by these same tables, so that what is left out is a little less unseen than it looks.
+("apart"), of which two shares of waiting are; in the others the matmuls of half of the (N, K)
+sites, of one path of one machine, or of a whole machine were predicted from constants fitted
+without them. A machine left out here is a whole generation, but for MI300X and MI308X (there is one
+of each NVIDIA family, one of CDNA 4): a new member of a family that has points is closer. The
+spreads that the fit allows were chosen by these same tables, so that what is left out is a little
+less unseen than it looks.
 
 Regimes are rows of the activation: small up to 256, medium up to 2048, large above. The matmuls of
 `speedups.csv` are of (N, K) that the constants were not fitted to. A100's weight-only and int8
