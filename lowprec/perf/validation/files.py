@@ -22,6 +22,8 @@ _LAYOUTS = (_POINT, _AIC, _AITER, _SERVED)
 # What rows of served points measured; where both columns are there, or none, the first is asked.
 _METRICS = {"TPOT": "silicon_tpot_ms", "TTFT": "silicon_ttft_ms"}
 _POOL = ("num_workers", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+_STAGES = ("pp_size", "prefill_pp_size", "decode_pp_size")
+_MANY = 10**6  # from here on no count is one of a server
 _COUNTS = {"isl", "osl", "conc"}.union(
     f"{p}{n}" for p in ("", "prefill_", "decode_") for n in _POOL
 )
@@ -134,13 +136,15 @@ def _served(row: Mapping[str, Any], ident: str) -> Point:
     # The words of the other tables say "nan" of what is not there.
     fields = {name: _text(value) or "nan" for name, value in row.items()}
     for name in _COUNTS & fields.keys():
-        fields[name] = "" if _number(row[name]) is None else fields[name]
+        count = _number(row[name])
+        fields[name] = fields[name] if count and count in range(_MANY) else ""
+    stages = {row.get(name) for name in _STAGES} - {None, ""}
     words = fields_of_bulk(fields)
     return Point(
         id=ident,
         hw=fields["system"],
         what=f"{fields['model_path']} {fields['mode']} {metric}",
-        shape=words["shape"],
+        shape="several pipeline stages" if any(map(_several, stages)) else words["shape"],
         format=words["format"],
         unit="ms",
         level="e2e inference",
@@ -148,6 +152,10 @@ def _served(row: Mapping[str, Any], ident: str) -> Point:
         conditions=words["conditions"],
         source_group=f"aic-e2e-{fields['system']}",
     )
+
+
+def _several(stages: Any) -> bool:
+    return (_number(stages) or 1) != 1
 
 
 def _text(value: Any) -> str:

@@ -249,6 +249,14 @@ def test_served_points_by_column(tmp_path: Path) -> None:
     assert (first.prediction.unit, first.point.value, second.point.value) == ("ms", 19.2, None)
     assert second.prediction is not None, second.reason
     assert "ISL=nan" in third.reason
+    for before, after, reason in (
+        (",8\n", ",1e6\n", "conc=nan"),
+        (",8\n", ",1.5\n", "conc=nan"),
+        (",19.2,8\n", ",2,8\n", "pipeline stages"),
+    ):
+        column = SERVED.replace("silicon_tpot_ms", "pp_size") if "stages" in reason else SERVED
+        path.write_text(column.replace(before, after, 1))
+        assert reason in answer(next(read_points(path))).reason
     path.write_text(SERVED.replace(",silicon_tpot_ms", ",other"))
     alone = list(map(answer, read_points(path)))[1]
     assert alone.point.what == "Qwen/Qwen3-32B agg TTFT"
