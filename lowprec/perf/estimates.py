@@ -22,6 +22,7 @@ from lowprec.perf.roofline import RESOURCES, Chips, Cost, Resource, Seconds, cos
 from lowprec.perf.sharding import Exchange, Share, share
 from lowprec.perf.system import System, list_systems, load_system
 from lowprec.perf.validation.point import Calibration
+from lowprec.perf.workloads import load_workload
 from lowprec.spec import Format, Recipe, Spec, Workload, load_format, load_recipe
 
 # From the least known to the best known.
@@ -89,7 +90,7 @@ class Estimate(Spec):
 
 
 def estimate(
-    workload: Workload,
+    workload: Workload | str | Path,
     recipe: Recipe | Mapping[str, Any] | str | Path,
     machine: Machine | str | Path,
     *,
@@ -108,6 +109,8 @@ def estimate(
     LowprecError: a rule that matches no matmul, a type that the machine has no datapath for, a
     plan that does not fit the chips' memory.
     """
+    if not isinstance(workload, Workload):
+        workload = load_workload(workload)
     recipe = load_recipe(recipe)
     if not isinstance(machine, Machine):
         machine = load_machine(machine)

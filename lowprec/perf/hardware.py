@@ -108,7 +108,9 @@ def _data(path: Path, seen: tuple[Path, ...]) -> tuple[dict[str, Any], Any]:
     if not isinstance(base, str):
         raise LowprecError(f"{path}: based_on: expected the name of a machine, got {base!r}")
     below, _ = _data(_path(base, path), (*seen, path))
-    named = {"name": data.get("name", path.stem), "based_on": below.get("based_on", below["name"])}
+    # A file of ours is another machine, that shares most of its values with the one below.
+    origin = None if path.parent == _FOLDER else below.get("based_on") or below["name"]
+    named = {"name": data.get("name", path.stem), "based_on": origin}
     return merged(below, data | named, str(path)), facts
 
 

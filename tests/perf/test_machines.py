@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lowprec.errors import LowprecError
-from lowprec.perf import Machine, Quantity, list_machines, machine
+from lowprec.perf import Machine, Quantity, estimate, list_machines, machine
 from lowprec.perf.hardware import machine_aliases
 from lowprec.perf.system import load_system
 from lowprec.spec import read_toml
@@ -421,6 +421,22 @@ def test_bad_changes(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(LowprecError, match=message) as caught:
         machine(path)
     assert str(path) in str(caught.value)
+
+
+def test_a_what_if_has_what_was_measured_on_its_base(tmp_path: Path) -> None:
+    path = written(tmp_path, 'based_on = "b200"', "same")
+    for recipe in ("*: keep", "*: weight=nvfp4/amax activation=nvfp4/amax"):
+        same, base = (estimate("llama-3.1-8b", recipe, each) for each in (path, "b200"))
+        assert same.seconds == base.seconds
+        assert (same.calibration, base.calibration) == ("transferred", "fitted")
+        assert same.low < base.low < base.high < same.high
+
+
+def test_machines_of_ours_are_no_what_ifs() -> None:
+    """Though their files say only what differs from another machine's."""
+    assert all(machine(name).based_on is None for name in list_machines())
+    mine = machine("mi308x").scaled("memory.bandwidth", 2)
+    assert (mine.name, mine.based_on) == ("mi308x", "mi308x")
 
 
 def test_what_if() -> None:

@@ -73,6 +73,15 @@ def test_tensor_parallel_splits_columns_rows_and_heads() -> None:
     assert len(sums) == 4  # and the embedding's
 
 
+def test_tensor_parallel_splits_a_weight_per_head_by_heads() -> None:
+    """Of latent attention: all rows meet every head's weight."""
+    op = matmul(8 * 16, 512, 128, "layers.0.attn.kv_b_proj", experts=16, top_k=16)
+    (part,) = split(workload(op), Parallel(tp=4)).groups
+    assert isinstance(part.op, Matmul)
+    assert (part.op.m, part.op.experts, part.op.top_k) == (8 * 4, 4, 4)
+    assert 4 * part.op.flops == op.flops
+
+
 def test_sequence_parallel_splits_what_lies_between() -> None:
     part = split(decoder(2, m=8), Parallel(tp=4, sequence=True))
     assert by_path(part)["layers.*.norm"].read == 8 * 1024 // 4
@@ -176,7 +185,7 @@ def free_links(chip: Machine) -> System:
 
 
 def half(chip: Machine) -> Machine:
-    for path in ("memory.bandwidth", "memory.capacity"):
+    for path in ("memory.bandwidth", "memory.capacity", "power"):
         chip = chip.scaled(path, 0.5)
     for path in chip.datapaths:
         chip = chip.scaled(f"datapaths.{path.name}.rate", 0.5)

@@ -18,7 +18,7 @@ from typing import Any
 
 from lowprec.perf.datapath import Operand
 from lowprec.perf.hardware import Machine
-from lowprec.perf.kernel.chip import Chip
+from lowprec.perf.kernel.chip import Chip, chip_of
 from lowprec.perf.kernel.constants import FOLDER
 from lowprec.perf.kernel.gemm import REFERENCE_CLOCK, overlap
 from lowprec.perf.kernel.intervals import interval
@@ -47,7 +47,7 @@ def table() -> dict[str, Any]:
 def attention(op: Attention, rule: Rule | None, machine: Machine, dtype: Format) -> Cost:
     """Cost of `op`, with caches and operands in the formats of `rule`."""
     phase = "decode" if op.queries <= DECODE else "prefill"
-    return priced(op, rule, machine, dtype, phase, _constants(phase, machine.name))
+    return priced(op, rule, machine, dtype, phase, _constants(phase, chip_of(machine).name))
 
 
 def _constants(phase: str, machine: str) -> dict[str, float]:
@@ -93,16 +93,16 @@ def priced(
         launch=launch,
     )
     total = seconds.total
-    level = _level(chip.name, phase, plans)
+    level = _level(chip, phase, plans)
     low, high = interval(phase, level, op.batch * op.queries)
     slower = min(plans, key=lambda p: (p.choice.native, p.rate)).choice
     return Cost(slower, op.flops, moved, seconds, total * low, total * high, level)
 
 
-def _level(machine: str, phase: str, plans: Sequence[Plan]) -> Calibration:
+def _level(chip: Chip, phase: str, plans: Sequence[Plan]) -> Calibration:
     """Points have operands and caches of 16 and 8 bits."""
-    seen = machine in table().get(f"{phase}_on", {}) and all(_bits(p.w) >= 8 for p in plans)
-    return "fitted" if seen else "transferred"
+    seen = chip.name in table().get(f"{phase}_on", {}) and all(_bits(p.w) >= 8 for p in plans)
+    return "fitted" if seen and not chip.what_if else "transferred"
 
 
 def _prefill(op: Attention, per_pair: float, chip: Chip, c: dict[str, float]) -> float:

@@ -19,12 +19,15 @@ LARGEST_CORE = 16384.0
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """bandwidth: bytes/s; cache_bandwidth: bytes/s to all cores, infinite where unknown; clock: Hz;
+    """name: of a what-if that of the machine it is based on, whose measured constants it has;
+    bandwidth: bytes/s; cache_bandwidth: bytes/s to all cores, infinite where unknown; clock: Hz;
     watts: 0 where unknown; vector: FP32 operations/s (an FMA is one); width: operand bits per clock
-    and core over those of the reference core, which is what the core's way in is made for. No other
-    datapath than the one in use counts."""
+    and core over those of the reference core, which is what the core's way in is made for; whole:
+    the machine's cores, where one of them counts as several. No other datapath than the one in use
+    counts."""
 
     name: str
+    what_if: bool
     vendor: str
     family: str
     bandwidth: float
@@ -35,6 +38,7 @@ class Chip:
     watts: float
     vector: float
     width: float
+    whole: float
 
 
 _KNOWN: dict[tuple[int, int, int], tuple[Machine, Chip]] = {}
@@ -60,7 +64,8 @@ def _chip(machine: Machine, rate: float) -> Chip:
     cores = max(cores, rate / clock / LARGEST_CORE)
     memory = machine.memory
     return Chip(
-        name=machine.name,
+        name=machine.based_on or machine.name,
+        what_if=machine.based_on is not None,
         vendor=machine.vendor,
         family=machine.family or "",
         bandwidth=memory.bandwidth.value,
@@ -71,4 +76,5 @@ def _chip(machine: Machine, rate: float) -> Chip:
         watts=machine.power.value if machine.power else 0.0,
         vector=machine.vector.rate.value / 2,
         width=rate / clock / cores / REFERENCE_CORE,
+        whole=min(cores, machine.cores.value if machine.cores else 1.0),
     )

@@ -106,4 +106,6 @@ def constants(
 
 
 def constants_of(chip: Chip, path: str, formats: str) -> tuple[Constants, Calibration]:
-    return constants(chip.vendor, path, chip.family, chip.name, formats)
+    """Those of the chip, or of the one that it is a what-if of, which are then transferred."""
+    found, level = constants(chip.vendor, path, chip.family, chip.name, formats)
+    return found, "transferred" if chip.what_if and level == "fitted" else level

@@ -13,7 +13,7 @@ and splits a library offers, the fastest counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from lowprec.perf.kernel.clock import sustained
@@ -51,50 +51,56 @@ def kernel(shape: Shape, plan: Plan, read: float, written: float) -> tuple[float
     chip, c = plan.chip, plan.constants
     x_bits, w_bits = plan.x_bits, plan.w_bits
     memory = (read / c.read + written / c.write) / chip.bandwidth
-    cores, n, k = chip.cores, shape.n, shape.k
+    cores, whole, n, k = chip.cores, chip.whole, shape.n, shape.k
     core = plan.rate * plan.reach * c.busy / cores
     way_in = c.feed * chip.clock * math.sqrt(chip.width * (x_bits + w_bits) / 32)
-    feed = 8 / math.hypot(1 / way_in, cores / chip.cache_bandwidth)
-    vector = chip.vector / cores
     fill = c.fill * REFERENCE_CLOCK / chip.clock
     power = min(plan.limit, sustained(chip.watts, plan.bits, c.energy))
     promoted = plan.choice.promoted
-    sums = c.convert / promoted / vector if promoted else 0.0
-    w_ops, x_ops = c.convert * plan.convert_w / vector, c.convert * plan.convert_x / vector
-    rows = shape.rows
-    single, number = rows[0] if len(rows) == 1 else (0.0, 0.0)
-    longest = single or max(m for m, _ in rows)
-    adding = 4 * n * sum(m * count for m, count in rows) / chip.bandwidth
-    tiles = SCALED_TILES if plan.scaled_tiles else TILES
-    smallest = tiles[0][0]
+    sums = c.convert / promoted / chip.vector if promoted else 0.0
+    w_ops, x_ops = (c.convert * ops / chip.vector for ops in (plan.convert_w, plan.convert_x))
+    adding = 4 * n * sum(m * count for m, count in shape.rows) / chip.bandwidth
     parts_at_most = 1 if plan.scaled_tiles else k // SMALLEST_PART
     best = math.inf
+    for tm, tn, count in _tilings(shape, SCALED_TILES if plan.scaled_tiles else TILES):
+        area = tm * tn
+        shared, parts = 0.0, 1
+        while True:
+            waves = math.ceil(count * parts / cores)
+            # Tiles at a time, which share the cache and the vector units; a core that counts as
+            # several lends a lone tile what the others would have.
+            if shared != (now := max(whole, count * parts / waves)):
+                shared = now
+                feed = 8 / math.hypot(1 / way_in, shared / chip.cache_bandwidth)
+                step = max(2 * area / core, (tm * x_bits + tn * w_bits) / feed)
+                step += area * sums * shared
+                if w_ops or x_ops:
+                    step = math.hypot(step, (tn * w_ops + tm * x_ops) * shared)
+                ends = fill + 16 * area / feed
+            least = count * area * 2.0 * k / power
+            seconds = waves * (k / parts * step + ends)
+            if parts > 1:
+                seconds += c.split + parts * adding
+            best = min(best, max(seconds, least))
+            if seconds <= least or count * parts >= cores or 2 * parts > parts_at_most:
+                break
+            parts *= 2
+    return best, memory
+
+
+def _tilings(shape: Shape, tiles: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, float]]:
+    """The tiles that are not mostly empty, and how many of each the result takes."""
+    rows, n = shape.rows, shape.n
+    single, number = rows[0] if len(rows) == 1 else (0.0, 0.0)
+    longest = single or max(m for m, _ in rows)
+    smallest = tiles[0][0]
     for tm, tn in tiles:
         if (tm > smallest and tm >= 2 * longest) or (tn > 64 and tn >= 2 * n):
             continue
         if single:
-            count = -(-single // tm) * number * -(-n // tn)
+            yield tm, tn, -(-single // tm) * number * -(-n // tn)
         else:
-            count = sum(-(-m // tm) * many for m, many in rows) * -(-n // tn)
-        area = tm * tn
-        step = max(2 * area / core, (tm * x_bits + tn * w_bits) / feed) + area * sums
-        if w_ops or x_ops:
-            step = math.hypot(step, tn * w_ops + tm * x_ops)
-        ends = fill + 16 * area / feed
-        least = count * area * 2.0 * k / power
-        seconds = math.ceil(count / cores) * (k * step + ends)
-        parts = 1
-        while seconds > least:
-            if seconds < best:
-                best = seconds
-            if count * parts >= cores or 2 * parts > parts_at_most:
-                break
-            parts *= 2
-            waves = math.ceil(count * parts / cores)
-            seconds = waves * (k / parts * step + ends) + c.split + parts * adding
-        else:
-            best = min(best, least)
-    return best, memory
+            yield tm, tn, sum(-(-m // tm) * many for m, many in rows) * -(-n // tn)
 
 
 def overlap(cores: float, memory: float) -> float:

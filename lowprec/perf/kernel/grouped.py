@@ -62,7 +62,7 @@ def constants(plan: Plan) -> tuple[dict[str, float], Calibration]:
     """The constants of the plan's path and machine, else of the path, else of all."""
     own: dict[str, float] | None = table().get("on", {}).get(plan.chip.name, {}).get(plan.path)
     if own is not None:
-        return own, "fitted"
+        return own, "transferred" if plan.chip.what_if else "fitted"
     return table().get("path", {}).get(plan.path, table()["base"]), "transferred"
 
 

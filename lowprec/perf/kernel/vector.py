@@ -41,4 +41,5 @@ def streaming(kernel: str, moved: float, chip: Chip) -> tuple[float, float, Cali
     on."""
     own = table().get(f"{kernel}_on", {}).get(chip.name)
     c = own or table()[kernel]
-    return c["launch"], moved / (chip.bandwidth * c["share"]), "fitted" if own else "transferred"
+    level: Calibration = "fitted" if own and not chip.what_if else "transferred"
+    return c["launch"], moved / (chip.bandwidth * c["share"]), level

@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from lowprec.perf import Machine, machine
+from lowprec.perf import Machine, list_machines, machine
 from lowprec.perf.kernel.matmul import product
 from lowprec.perf.kernel.plan import plan_of
 from lowprec.perf.price import price
@@ -108,6 +108,20 @@ def test_bandwidth_and_rate_never_hurt(op: Matmul, rule: Rule, name: str, factor
     for what in ("bandwidth", "rate"):
         better = price(op, rule, faster(chip, **{what: factor}), BF16, "kernel")
         assert better.seconds.total <= here * (1 + 1e-9), what
+
+
+@given(
+    MATMULS, st.sampled_from(RULES), st.sampled_from(list_machines()), st.floats(1, 20), st.data()
+)
+def test_a_faster_datapath_never_hurts(
+    op: Matmul, rule: Rule, name: str, factor: float, data: st.DataObject
+) -> None:
+    """Nor on machines whose large cores count as more of them then, nor where none is counted."""
+    chip = machine(name)
+    rates = [path for path in chip.parameters() if path.endswith((".rate", ".bandwidth"))]
+    better = chip.scaled(data.draw(st.sampled_from(rates)), factor)
+    here, there = (price(op, rule, c, BF16, "kernel").seconds.total for c in (chip, better))
+    assert there <= here * (1 + 1e-9)
 
 
 @given(MATMULS, st.sampled_from(RULES), st.sampled_from(["a100", "mi300x"]), st.floats(1, 4))
