@@ -98,7 +98,8 @@ def estimate(
     parallel: Parallel | Mapping[str, Any] | str | None = None,
     system: System | str | Path | None = None,
 ) -> Estimate:
-    """Prices every operation of `workload` with the formats that `recipe` gives it.
+    """Prices every operation of `workload`, or of the shipped one of that name, with the formats
+    that `recipe` gives it.
 
     An operation's formats are those of the first rule that speaks of it; everything else runs in
     `workload.dtype`. level: "bound" is the datasheet's roofline, "kernel" what kernels make of it.

@@ -79,7 +79,7 @@ class Lengths:
     @classmethod
     def read(cls, text: str) -> Lengths:
         """From such as ``ISL=1024 OSL=1024 conc=16``. LowprecError: another form."""
-        found = re.search(r"ISL=?\s*(\d+) OSL=?\s*(\d+) (?:conc|bs)=(\d+)", text)
+        found = re.search(r"ISL=?\s*(\d+) OSL=?\s*(\d+) (?:conc|bs)=(\d+)(?![\w.])", text)
         if not found:
             raise LowprecError(f"{text!r}: expected such as 'ISL=1024 OSL=1024 conc=16'")
         return cls(*map(int, found.groups()))
