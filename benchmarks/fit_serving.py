@@ -53,7 +53,8 @@ HEAD = """# Written by benchmarks/fit_serving.py from validation/serving.csv: {p
 # interval, first_interval: quantiles of measured over predicted with chips left out. held: median
 # share of an answer's time in the first tokens of {full} servers apart whose places are all taken.
 # waits: 95 % of the servers apart wait no longer for a first token than first_interval says and
-# that share of an answer's time. chunk, mixed: the libraries' defaults for servers.
+# that share of an answer's time. chunk, mixed, page: the libraries' defaults for servers (pages:
+# vLLM's block_size, SGLang's page_size, TensorRT-LLM's tokens_per_block).
 """
 
 
@@ -223,6 +224,7 @@ def section(library: Backend, own: Sequence[Server], chips: Sequence[tuple[float
     lines = [f"\n[{library.name}]"]
     lines += [f"{key} = {getattr(library, key):.3g}" for key in (*PRIOR, "held", "waits")]
     lines += [f"chunk = {library.chunk}", f"mixed = {str(library.mixed).lower()}"]
+    lines += [f"page = {library.page}"]
     lines += [f"interval = {interval(chips, 0)}", f"first_interval = {interval(chips, 1)}"]
     return "\n".join([*lines, f'source = "{len(own)} servers: {error}"', ""])
 

@@ -121,6 +121,16 @@ def test_memory_bounds_the_batch_and_the_rest_waits() -> None:
         )
 
 
+def test_a_cache_is_taken_in_whole_pages() -> None:
+    small = machine("h100_sxm").what_if("memory.capacity", 0.6e9)
+    vllm, sglang = (
+        Service(symbolic(), "*: keep", small, backend_name=name, level="bound")
+        for name in ("vllm", "sglang")
+    )
+    assert vllm.room(129) == vllm.room(144) < vllm.room(128)
+    assert sglang.room(144) < sglang.room(129) < sglang.room(128)
+
+
 def test_attention_ranks_share_the_users() -> None:
     ranks = service(parallel="attention_dp=4")
     traffic = Traffic(input=1024, output=256, concurrency=64)

@@ -6,7 +6,8 @@ special-function units, an eighth of the vector lanes, which do not get faster w
 operands (that is why FP8 attention gains little). Decode (FlashDecoding): the queries that share a
 key head are one block, and the keys of a sequence are cut into parts until the cores are busy; a
 core's share of the memory's bandwidth is bounded. Both overlap with the memory's stream, and both
-sit behind the launch of several kernels (rotary embedding, cache update, reduction).
+sit behind the launch of several kernels (rotary embedding, cache update, reduction). The decodes
+that were measured read paged caches, so the look-up of pages is in the constants.
 """
 
 from __future__ import annotations

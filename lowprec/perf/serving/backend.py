@@ -28,7 +28,8 @@ class Backend(Spec):
     of the library's server, `prompts` times the pass of its prompt, and that of `burst` times the
     other users' prompts: load generators start all users at once, and they stay together.
     chunk: tokens of one pass at most, prompts included; mixed: whether prompts are
-    processed together with running sequences, or in passes of their own. interval, first_interval:
+    processed together with running sequences, or in passes of their own; page: tokens of the KV
+    cache that a sequence takes at a time. interval, first_interval:
     ratios of measured over predicted time per output token, and to the first, that 90 % of the
     points lie between; source: the points that the constants were fitted to.
     Of servers whose prefill and decode are apart, as shares of an answer's time: held: what a
@@ -46,6 +47,7 @@ class Backend(Spec):
     burst: Seconds
     chunk: Annotated[int, Field(ge=1)]
     mixed: bool
+    page: Annotated[int, Field(ge=1)]
     interval: tuple[float, float]
     first_interval: tuple[float, float]
     held: Share

@@ -141,10 +141,12 @@ class Service:
         return kv_bytes(grouped(work, self.recipe), self.dtype)
 
     def room(self, length: int) -> int:
-        """Sequences of `length` tokens that fit into the chips' memory at one time, at most 2^20.
+        """Sequences of `length` tokens, in whole pages, that fit into the chips' memory at one time,
+        at most 2^20.
 
         LowprecError if not even one does.
         """
+        length = -(-length // self.backend.page) * self.backend.page
         if length not in self._rooms:
             self._rooms[length] = self._room(length)
         return self._rooms[length]
