@@ -141,8 +141,8 @@ class Service:
         return kv_bytes(grouped(work, self.recipe), self.dtype)
 
     def room(self, length: int) -> int:
-        """Sequences of `length` tokens, in whole pages, that fit into the chips' memory at one time,
-        at most 2^20.
+        """Sequences of `length` tokens, in whole pages, that fit into the chips' memory at once, at
+        most 2^20.
 
         LowprecError if not even one does.
         """
