@@ -20,7 +20,7 @@ _COSTS = ("launch", "latency")
 # A rate is cores x clock x FLOP per clock of a core.
 _MAKE_RATES = ("cores", "clock")
 # What no time depends on: elasticities would all be zero.
-_NO_TIME = ("power", "tco.")
+_NO_TIME = "tco."
 MAX_POINTS = 1_000_000
 
 

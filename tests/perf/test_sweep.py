@@ -123,6 +123,9 @@ def test_what_ten_percent_buys() -> None:
     # More cores, and faster ones, are more of the rate.
     full = {e.path for e in compute if e.gain > 0.09}
     assert full == {"datapaths.bf16.rate", "cores", "clock"}
+    # What the datasheet does not know: the watts hold such kernels down.
+    first, *_ = elasticities(large, KEEP, "mi300x")
+    assert (first.path, first.gain) == ("power", pytest.approx(0.1, rel=0.05))
 
 
 @pytest.mark.parametrize("level", ["bound", "kernel"])
