@@ -118,8 +118,9 @@ def _compare_published(
     from lowprec.report.progress import for_terminal
     from lowprec.report.text import show_rows
     from lowprec.spec import load_recipe
+    from lowprec.spec.write import write_atomically
     from lowprec.studies.single import asked_of, evaluate_one
-    from lowprec.studies.store import dump, write_atomically
+    from lowprec.studies.store import dump
 
     figures = [f for f in published() if model is None or f.is_of(model)]
     record = None
@@ -149,7 +150,8 @@ def _compare_published(
 
 def _show(record: Record, out: Path | None, as_json: bool) -> None:
     from lowprec.report.text import print_json, show_rows
-    from lowprec.studies.store import dump, write_atomically
+    from lowprec.spec.write import write_atomically
+    from lowprec.studies.store import dump
 
     if out is not None:
         try:

@@ -26,10 +26,10 @@ def search(
     """Mixed-precision assignments and formats under a budget, against uniform and random ones."""
     from lowprec.report.progress import for_terminal
     from lowprec.report.text import print_json, show_rows
+    from lowprec.spec.write import write_atomically
     from lowprec.studies import Executor
     from lowprec.studies.plan import load_search
     from lowprec.studies.search import search as run
-    from lowprec.studies.store import write_atomically
 
     plan = load_search(file)
     folder = out or Path("runs") / plan.name
@@ -116,7 +116,7 @@ def _sensitive(row: dict[str, Any]) -> dict[str, Any]:
 def _write_json(path: Path, data: Any) -> None:
     import json
 
-    from lowprec.studies.store import write_atomically
+    from lowprec.spec.write import write_atomically
 
     write_atomically(path, json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 

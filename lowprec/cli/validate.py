@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -70,18 +71,16 @@ def _predict(points: Path, output: Path | None, as_json: bool) -> None:
 
 
 def _replace(output: Path, found: Iterable[Answer]) -> None:
-    """Writes beside `output` and moves it there once it is whole; into what is no file at once."""
+    """All at once, or nothing; into what is no file line by line."""
+    from lowprec.spec.write import write_atomically
+
     if output.exists() and not output.is_file():
         with output.open("w", newline="", encoding="utf-8") as file:
             _write(file, found)
         return
-    part = output.with_name(f"{output.name}.part")
-    try:
-        with part.open("w", newline="", encoding="utf-8") as file:
-            _write(file, found)
-        part.replace(output)
-    finally:
-        part.unlink(missing_ok=True)
+    text = io.StringIO(newline="")
+    _write(text, found)
+    write_atomically(output, text.getvalue())
 
 
 def _write(file: IO[str], found: Iterable[Answer]) -> None:

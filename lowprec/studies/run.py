@@ -16,11 +16,12 @@ from lowprec.report.data import Failed, Report
 from lowprec.report.progress import Progress, SilentProgress
 from lowprec.spec.base import digest
 from lowprec.spec.record import Record
+from lowprec.spec.write import write_atomically
 from lowprec.studies.beside import found_beside
 from lowprec.studies.cells import Cell, Cells, Executor, keep, read
 from lowprec.studies.executor.cell import Outcome, failed
 from lowprec.studies.shapes import Shape, load_shape
-from lowprec.studies.store import Failure, Store, dump, write_atomically
+from lowprec.studies.store import Failure, Store, dump
 from lowprec.studies.study import Study, load_study
 from lowprec.studies.summary import Priced, build_report, manifest
 from lowprec.studies.throughput import jobs, load_machines, price, subject, tracer

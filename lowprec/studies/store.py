@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from typing import Any
 from lowprec.errors import LowprecError
 from lowprec.spec.base import digest
 from lowprec.spec.record import Record
+from lowprec.spec.write import write_atomically
 
 
 @dataclass(frozen=True)
@@ -122,25 +121,3 @@ def parse(text: str) -> Record:
         raise ValueError("expected an object with the key 'sha256'")
     del data["sha256"]
     return Record.model_validate_json(json.dumps(data))
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a synced temporary file in the same folder and rename it to `path`."""
-    data = content.encode() if isinstance(content, str) else content
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -14,11 +14,12 @@ from lowprec.eval.tasks import Tasks, TaskScores, check_tasks, prepare, run_task
 from lowprec.spec.base import digest
 from lowprec.spec.recipe import Recipe
 from lowprec.spec.record import Record
+from lowprec.spec.write import write_atomically
 from lowprec.studies.accuracy import environment
 from lowprec.studies.cells import Cell, Executor, keep, read
 from lowprec.studies.code import ACCURACY, code_digest
 from lowprec.studies.executor.cell import Outcome, failed
-from lowprec.studies.store import Failure, dump, write_atomically
+from lowprec.studies.store import Failure, dump
 from lowprec.studies.study import NamedRecipe, TaskList
 from lowprec.studies.tasks import record_of, task_subject
 

@@ -55,17 +55,17 @@ def test_at_is_a_new_trace(name):
     assert stored == work
     model = meta(name)
     hf_trace._prepare(model)
-    for i, (batch, tokens, context) in enumerate(PLACES):
-        rows, logits = ((1, "last"), (tokens, "all"))[i % 2]
-        sizes = Sizes(batch, tokens, context, rows)
-        absorb = name == "glm-5" or (tokens == 1 and context > 0)
-        again = hf_trace._record(model, sizes, absorb=absorb)
-        found = stored.at(batch, tokens, context, logits)
-        assert found.ops == again
-        assert found.phase == ("decode" if tokens == 1 and context else "prefill")
-        assert found.flops == sum(op.flops for op in again)
-        of_groups = sorted(path for group in found.groups for path in group.paths)
-        assert of_groups == sorted(op.path for op in again)
+    for batch, tokens, context in PLACES:
+        for rows, logits in ((1, "last"), (tokens, "all")):
+            sizes = Sizes(batch, tokens, context, rows)
+            absorb = name == "glm-5" or (tokens == 1 and context > 0)
+            again = hf_trace._record(model, sizes, absorb=absorb)
+            found = stored.at(batch, tokens, context, logits)
+            assert found.ops == again
+            assert found.phase == ("decode" if tokens == 1 and context else "prefill")
+            assert found.flops == sum(op.flops for op in again)
+            of_groups = sorted(path for group in found.groups for path in group.paths)
+            assert of_groups == sorted(op.path for op in again)
 
 
 # torch's counter has no formula for the grouped matmul, so experts run as batched ones for it.
